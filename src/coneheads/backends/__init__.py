@@ -1,0 +1,75 @@
+"""The ways to compute attention, all to the same numbers: what each can do, and which one serves a call.
+
+A backend declares its limits once, here. The declaration feeds the choice, the error text, the table in the
+documentation and the skips of the tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coneheads import _checks
+from coneheads.backends.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute attention, and its limits."""
+
+    name: str
+    summary: str
+    memory: str  # of forward and backward, beside inputs and outputs
+    second_derivative: bool
+    devices: tuple[str, ...] = ()  # empty: every device
+    dtypes: tuple[torch.dtype, ...] = _checks.FLOATING
+
+    def why_not(self, inputs: Inputs) -> list[str]:
+        """The reasons why this backend cannot serve the call; empty if it can."""
+        reasons = []
+        if self.devices and inputs.query.device.type not in self.devices:
+            reasons.append(f"it runs on {', '.join(self.devices)} and query is on {inputs.query.device}")
+        if inputs.query.dtype not in self.dtypes:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+            reasons.append(f"it takes {names} and query is {str(inputs.query.dtype).removeprefix('torch.')}")
+        return reasons
+
+    @property
+    def attention(self) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
+        """The function that computes it, from the module of the same name."""
+        module = importlib.import_module(f"coneheads.backends.{self.name}")
+        return module.attention  # type: ignore[no-any-return]
+
+
+#: in the order of preference
+BACKENDS = (
+    Backend(
+        name="chunked",
+        summary="tiles and a running softmax in plain PyTorch",
+        memory="linear in L and S",
+        second_derivative=False,
+    ),
+    Backend(
+        name="reference",
+        summary="dense, by direct differences: the oracle",
+        memory="L x S x E",
+        second_derivative=True,
+    ),
+)
+NAMES = tuple(backend.name for backend in BACKENDS)
+
+
+def choose(name: str, inputs: Inputs) -> Backend:
+    """The backend of that name, or with "auto" the first that can serve; an error if it cannot, never another one."""
+    _checks.one_of("backend", name, ("auto", *NAMES))
+    if name == "auto":
+        return next(backend for backend in BACKENDS if not backend.why_not(inputs))
+    chosen = BACKENDS[NAMES.index(name)]
+    if reasons := chosen.why_not(inputs):
+        able = ", ".join(repr(other.name) for other in BACKENDS if not other.why_not(inputs))
+        raise ValueError(f"backend={name!r} cannot serve this call: {'; '.join(reasons)}. Those that can: {able}")
+    return chosen

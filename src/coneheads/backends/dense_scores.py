@@ -1,0 +1,123 @@
+"""The scores of all pairs at once, [B, H, L, S]: for those who want to see them. Memory is that of the result.
+
+It is one operator over the tiles of pairs.py, with a gradient. A second derivative goes through the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coneheads.backends import ops, reference
+from coneheads.backends.inputs import Points, finite_or_zero, lift
+from coneheads.backends.ops import LIBRARY, POINTS
+from coneheads.backends.pairs import PairGradients, Pairs, Tile, blocks
+from coneheads.scores import Score
+
+
+def pair_scores(query: Tensor, key: Tensor, score: Score) -> Tensor:
+    """query [B, H, L, E], key [B, Hkv, S, E] -> scores [B, H, L, S] in the compute dtype, NaN where a token is not finite."""
+    query, bad_query = finite_or_zero(query)
+    key, bad_key = finite_or_zero(key)
+    scores: Tensor = torch.ops.coneheads.pair_scores(*ops.call_arguments(score, lift(query, key, score)))
+    group = query.shape[1] // key.shape[1]
+    bad = bad_query[..., None] | bad_key.repeat_interleave(group, 1)[..., None, :]
+    return scores.masked_fill(bad, torch.nan)
+
+
+def _tiles(pairs: Pairs) -> list[Tile]:
+    blocking = pairs.blocking()
+    length, keys = pairs.points.q.shape[2], pairs.points.k.shape[2]
+    return [
+        Tile(batch, kv_heads, heads, rows, columns)
+        for batch, kv_heads, heads in pairs.head_blocks(blocking)
+        for rows in blocks(length, blocking.rows)
+        for columns in blocks(keys, blocking.columns)
+    ]
+
+
+def _run(
+    q: Tensor, q_level: Tensor | None, k: Tensor, k_level: Tensor | None, parameters: list[Tensor], spec: str
+) -> Tensor:
+    pairs = Pairs(ops.rebuild(spec, parameters), Points(q, q_level, k, k_level))
+    scores = q.new_empty(*q.shape[:3], k.shape[2])
+    for tile in _tiles(pairs):
+        scores[tile.batch, tile.heads, tile.rows, tile.columns] = pairs.scores(tile)
+    return scores
+
+
+def _run_backward(
+    q: Tensor,
+    q_level: Tensor | None,
+    k: Tensor,
+    k_level: Tensor | None,
+    parameters: list[Tensor],
+    spec: str,
+    grad: Tensor,
+    wanted: list[bool],
+) -> list[Tensor]:
+    score = ops.rebuild(spec, parameters)
+    pairs = Pairs(score, Points(q, q_level, k, k_level))
+    grads = PairGradients(pairs, ops.wanted_names(score, wanted))
+    for tile in _tiles(pairs):
+        pairs.backward(tile, grad[tile.batch, tile.heads, tile.rows, tile.columns], grads)
+    asked = [grads.parameters.get(name) for name in score.pair_fields]
+    return ops.pack([grads.q.to(q.dtype), grads.q_level, grads.k.to(k.dtype), grads.k_level, *asked], q)
+
+
+def _trace_backward(*arguments: Any) -> list[Tensor]:
+    *points, parameters, _spec, grad, wanted = arguments
+    asked = [p if want else None for p, want in zip(parameters, wanted, strict=True)]
+    return ops.pack(ops.empty_like([*points, *asked]), grad)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *points, parameters, ctx.spec = inputs[:6]
+    ctx.save_for_backward(*points, *inputs[6:7], *parameters)
+    ctx.count = 4 + len(inputs[6:7])
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    points, parameters = ctx.saved_tensors[:4], list(ctx.saved_tensors[4:])
+    wanted = list(ctx.needs_input_grad[4])
+    grads = torch.ops.coneheads.pair_scores_backward(*points, parameters, ctx.spec, grad, wanted)
+    q, q_level, k, k_level, *asked = ops.unpack(grads)
+    return q, q_level, k, k_level, asked, None
+
+
+def _differentiate_twice(ctx: Any, second: list[Tensor]) -> tuple[Any, ...]:
+    """Through the dense reference, whose first derivative is differentiated as it stands."""
+    points, grad, parameters = ctx.saved_tensors[:4], ctx.saved_tensors[4], ctx.saved_tensors[5:]
+    with torch.enable_grad():
+        inputs = [None if t is None else t.detach().requires_grad_() for t in (*points, *parameters)]
+        outer = grad.detach().requires_grad_()
+        q, q_level, k, k_level, *fields = inputs
+        group = points[0].shape[1] // points[2].shape[1]
+        keys = Points(q, q_level, *(None if t is None else t.repeat_interleave(group, 1) for t in (k, k_level)))
+        scores = reference.pair_scores(ops.rebuild(ctx.spec, fields), keys)
+        present = [t for t in inputs if t is not None]
+        first = torch.autograd.grad(scores, present, outer, create_graph=True, materialize_grads=True)
+        weights = [s for s, t in zip(second, inputs, strict=True) if t is not None]
+        used = [(f, w) for f, w in zip(first, weights, strict=True) if w.shape == f.shape and f.requires_grad]
+        found = torch.autograd.grad(
+            [f for f, _ in used], [*present, outer], [w for _, w in used], allow_unused=True, materialize_grads=True
+        )
+    results = iter(found)
+    *by_input, by_grad = [None if t is None else next(results) for t in (*inputs, outer)]
+    return (*by_input[:4], list(by_input[4:]), None, by_grad, None)
+
+
+LIBRARY.define(f"pair_scores({POINTS}) -> Tensor")
+LIBRARY.define(f"pair_scores_backward({POINTS}, Tensor grad, bool[] wanted) -> Tensor[]")
+LIBRARY.impl("pair_scores", _run, "CompositeExplicitAutograd")
+LIBRARY.impl("pair_scores_backward", _run_backward, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "coneheads::pair_scores", lambda q, q_level, k, *_: q.new_empty(*q.shape[:3], k.shape[2]), lib=LIBRARY
+)
+torch.library.register_fake("coneheads::pair_scores_backward", _trace_backward, lib=LIBRARY)
+torch.library.register_autograd("coneheads::pair_scores", _differentiate, setup_context=_save, lib=LIBRARY)
+torch.library.register_autograd(
+    "coneheads::pair_scores_backward", _differentiate_twice, setup_context=_save, lib=LIBRARY
+)

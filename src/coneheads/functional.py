@@ -1,0 +1,237 @@
+"""The public functions: check the call, choose a backend, call it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from coneheads import _checks, backends
+from coneheads.backends import dense_scores, reference
+from coneheads.backends.inputs import Inputs, compute_dtype
+from coneheads.scores import Score, resolve
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    score: Score | str = "penumbral",
+    enable_gqa: bool = False,
+    backend: str = "auto",
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    score: Score | str = "penumbral",
+    enable_gqa: bool = False,
+    backend: str = "auto",
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    score: Score | str = "penumbral",
+    enable_gqa: bool = False,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``softmax(score(query, key) + mask) @ value``: a drop-in for ``F.scaled_dot_product_attention``.
+
+    Args:
+        query: [..., H, L, E], E >= 2.
+        key: [..., H, S, E].
+        value: [..., H, S, Ev]. All three floating-point, of one dtype, on one device; leading sizes broadcast.
+        attn_mask: broadcasts to [..., H, L, S]; boolean (True = attend) or floating-point (added to the scores).
+        dropout_p: the share of weights set to 0, in [0, 1); seeded by torch's generator.
+        is_causal: query i attends to the keys 0..i; not together with attn_mask.
+        score: a score object or its name: penumbral, umbral, penumbral_finite, umbral_finite, half_space, hyperboloid,
+            laplacian, dot.
+        enable_gqa: key and value may have fewer heads than query, each serving an equal group of query heads.
+        backend: "auto", or one of ``available_backends()``; an explicit one never falls back to another.
+        return_lse: also return the log-sum-exp of the masked scores, [..., H, L], float32 (float64 for float64 inputs).
+
+    Returns:
+        [..., H, L, Ev] in the dtype of query; 0 in a row whose keys are all masked out. Masked-out keys have no
+        influence, even if they hold NaN. Half precision computes in float32.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 4, 10, 16).unbind(0)   # batch 2, 4 heads, 10 tokens, 16 features
+        >>> attention(q, k, v, is_causal=True, score="umbral").shape
+        torch.Size([2, 4, 10, 16])
+    """
+    query, key, value = _autocast(query, key, value)
+    _checks.flag("is_causal", is_causal)
+    _checks.flag("enable_gqa", enable_gqa)
+    _checks.flag("return_lse", return_lse)
+    _checks.dropout(dropout_p)
+    _checks.query_and_key(query, key, enable_gqa=enable_gqa)
+    _checks.value_fits(query, key, value, enable_gqa=enable_gqa)
+    lead = _leading_sizes(query, key, value, enable_gqa=enable_gqa)
+    length, keys = query.shape[-2], key.shape[-2]
+    _checks.mask(attn_mask, query, (*lead, length, keys), is_causal=is_causal)
+    with _full_precision(query):
+        inputs = _inputs(query, key, value, attn_mask, lead, score, enable_gqa)
+        if dropout_p > 0:
+            seed = torch.randint(2**62, (), device=query.device)
+            inputs = inputs._replace(dropout_p=float(dropout_p), seed=seed)
+        inputs = inputs._replace(is_causal=is_causal)
+        out, lse = backends.choose(backend, inputs).attention(inputs)
+    out = out.to(query.dtype).reshape(*lead, length, value.shape[-1])
+    return (out, lse.reshape(*lead, length)) if return_lse else out
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    *,
+    score: Score | str = "penumbral",
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``softmax(score(query, key) + mask)``: the weights that ``attention`` gives to the values, [..., H, L, S].
+
+    Arguments as in ``attention``. Every row sums to 1, or to 0 if its keys are all masked out.
+
+    Example:
+        >>> q = torch.randn(1, 5, 8)
+        >>> weights = attention_weights(q, q, score="umbral")
+        >>> weights.shape, torch.allclose(weights.sum(-1), torch.ones(1, 5))
+        (torch.Size([1, 5, 5]), True)
+    """
+    query, key, _ = _autocast(query, key, key)
+    _checks.flag("is_causal", is_causal)
+    scores, lead = _scores(query, key, score, enable_gqa)
+    _checks.mask(attn_mask, query, (*lead, *scores.shape[-2:]), is_causal=is_causal)
+    with _full_precision(query):
+        weights, _ = reference.softmax(reference.masked(scores, attn_mask, is_causal))
+    return weights.to(query.dtype)
+
+
+def attention_scores(
+    query: Tensor, key: Tensor, *, score: Score | str = "penumbral", enable_gqa: bool = False
+) -> Tensor:
+    """The scores of all pairs before mask and softmax, [..., H, L, S]: what ``q k^T / sqrt(E)`` is in dot-product attention.
+
+    Arguments as in ``attention``.
+
+    Example:
+        >>> q = torch.tensor([[[0.0, 1.0], [5.0, 1.0]]])               # two points of the same height
+        >>> same, other = attention_scores(q, q, score="umbral")[0, 0]
+        >>> bool(same > other)                                         # a point is nearest to itself
+        True
+    """
+    query, key, _ = _autocast(query, key, key)
+    scores, _ = _scores(query, key, score, enable_gqa)
+    return scores.to(query.dtype)
+
+
+def available_backends() -> list[str]:
+    """The backends that can run on this machine, in the order in which ``backend="auto"`` prefers them.
+
+    Example:
+        >>> "reference" in available_backends()
+        True
+    """
+    return list(backends.NAMES)
+
+
+def _scores(
+    query: Tensor, key: Tensor, score: Score | str, enable_gqa: bool
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The scores [..., H, L, S] in the compute dtype, and their leading sizes."""
+    _checks.flag("enable_gqa", enable_gqa)
+    _checks.query_and_key(query, key, enable_gqa=enable_gqa)
+    lead = _leading_sizes(query, key, key, enable_gqa=enable_gqa)
+    with _full_precision(query):
+        inputs = _inputs(query, key, key, None, lead, score, enable_gqa)
+        scores = dense_scores.pair_scores(inputs.query, inputs.key, inputs.score)
+    return scores.reshape(*lead, query.shape[-2], key.shape[-2]), lead
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast the inputs take its dtype, as those of SDPA do; float64 stays."""
+    first = tensors[0]
+    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.dtype in eligible else t for t in tensors)
+
+
+def _full_precision(query: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Autocast off: distances and sums are float32 at least."""
+    if torch.is_autocast_enabled(query.device.type):
+        return torch.autocast(query.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[int, ...]:
+    """The leading sizes [..., H] of the result."""
+    if enable_gqa:
+        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
+        return (*batch, query.shape[-3])
+    return tuple(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))
+
+
+def _inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    lead: tuple[int, ...],
+    score: Score | str,
+    enable_gqa: bool,
+) -> Inputs:
+    """The call in the four dimensions that backends know. Nothing is copied unless several batch sizes are flattened."""
+    resolved = resolve(score).for_size(query.shape[-1])
+    batch, heads = tuple(lead[:-1]), (lead[-1] if lead else 1)
+    kv_heads = key.shape[-3] if enable_gqa else heads
+    parameters = {
+        name: _flatten_batch(_checks.per_head(name, value, tuple(lead)), batch).to(compute_dtype(query.dtype))
+        for name, value in resolved.parameters().items()
+        if isinstance(value, Tensor)
+    }
+    query = _flatten_batch(query.expand(*batch, heads, *query.shape[-2:]), batch)
+    key = _flatten_batch(key.expand(*batch, kv_heads, *key.shape[-2:]), batch)
+    value = _flatten_batch(value.expand(*batch, kv_heads, *value.shape[-2:]), batch)
+    per_head_lift = any(parameters[n].shape[1] > 1 for n in resolved.point_fields if n in parameters)
+    if kv_heads < heads and per_head_lift:
+        # A key becomes a different point for each query head of its group: here, and only here, keys are repeated.
+        key = key.repeat_interleave(heads // kv_heads, 1)
+        value = value.repeat_interleave(heads // kv_heads, 1)
+    mask = None if attn_mask is None else _flatten_batch(attn_mask, batch)
+    return Inputs(query, key, value, mask, False, 0.0, None, resolved.with_parameters(parameters))
+
+
+def _flatten_batch(tensor: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """[..., H, L, S] -> [B, H, L, S]; batch sizes that are all 1 or absent become one of 1, which broadcasts."""
+    missing = 3 - tensor.dim()
+    tensor = tensor[(None,) * missing] if missing > 0 else tensor
+    own = tensor.shape[:-3]
+    if len(own) == len(batch) == 1:
+        return tensor
+    if all(n == 1 for n in own):
+        return tensor.reshape(1, *tensor.shape[-3:])
+    return tensor.expand(*batch, *tensor.shape[-3:]).reshape(math.prod(batch), *tensor.shape[-3:])
