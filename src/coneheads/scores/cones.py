@@ -26,7 +26,7 @@ READOUTS = ("height", "height_sq", "distance")
 # Divisors are kept above this: far below every distance of float32, it only ever meets a factor 0.
 TINY = 1e-30
 # `distance` reads heights below e^-40 as e^-40, so that its logarithm stays finite (a depth of 40 below O).
-HEIGHT_SQ_FLOOR = 1.8e-35
+HEIGHT_SQ_FLOOR = math.exp(-80)
 
 
 def square(parameter: Parameter) -> Parameter:
