@@ -55,9 +55,7 @@ def penumbral_infinite(h: float) -> Setting:
     def level(y):
         return closed_form.penumbral_level(y, mpf(h))
 
-    return Setting(
-        PenumbralInfinite(h), level, shadow_cones.PenumbralCone(h), h, 0.01 * h, 0.999 * h, 2.2 * h
-    )
+    return Setting(PenumbralInfinite(h), level, shadow_cones.PenumbralCone(h), h, 0.01 * h, 0.999 * h, 2.2 * h)
 
 
 def umbral_infinite(r: float) -> Setting:
@@ -86,9 +84,7 @@ def umbral_finite(r: float) -> Setting:
     def level(rho):
         return closed_form.umbral_finite_level(rho, mpf(r))
 
-    return Setting(
-        UmbralFinite(r), level, shadow_cones.FiniteUmbralCone(r), np.pi / 2, r + 0.01, r + 3.0, np.pi
-    )
+    return Setting(UmbralFinite(r), level, shadow_cones.FiniteUmbralCone(r), np.pi / 2, r + 0.01, r + 3.0, np.pi)
 
 
 SETTINGS = [

@@ -199,9 +199,7 @@ def test_umbral_score_at_equal_heights_is_the_laplacian_kernel_exactly():
 def test_penumbral_score_at_equal_heights_is_not_the_laplacian_kernel():
     """Its slope in the distance is steep for near pairs and flat just below the light."""
     distances = torch.linspace(0, 1.5, 151, dtype=torch.float64)
-    scores = score_by_distance(
-        coneheads.Penumbral(), -1.0, torch.sigmoid(torch.tensor(-1.0)).item(), distances
-    )
+    scores = score_by_distance(coneheads.Penumbral(), -1.0, torch.sigmoid(torch.tensor(-1.0)).item(), distances)
     slopes = scores.diff() / distances.diff()
     assert slopes[0] / slopes[140] > 5
 

@@ -171,10 +171,8 @@ def test_an_offset_shared_by_queries_and_keys_costs_no_more_than_its_rounding(ca
 
 
 @every_size
-@pytest.mark.parametrize(
-    "case", [case for case in _cases() if case.params.get("readout") != "distance"], ids=str
-)
+@pytest.mark.parametrize("case", [case for case in _cases() if case.params.get("readout") != "distance"], ids=str)
 def test_saturation_of_the_lifts_is_part_of_the_function(case, size):
-    """Features of scale 60: beyond |f_d| = 20 for psi, |f| = 40 for exp and the radius 40 of pseudopolar."""
+    """Features of scale 60: beyond |f_d| = 20 for psi, |f| = 20 for exp and the radius 40 of pseudopolar."""
     queries, keys = (features(case, 2, size, 60.0, what) for what in ("queries", "keys"))
     assert_agrees_with_the_oracle(case, queries, keys, conditioning_floor)

@@ -51,7 +51,7 @@ def number(argument: str, value: object, *, least: float = -math.inf, above: boo
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{argument} must be a number or a floating-point tensor; got {describe(value)}")
     in_range = value > least if above else value >= least
-    if not math.isfinite(value) or not in_range:
+    if not -math.inf < value < math.inf or not in_range:
         bound = "" if least == -math.inf else f" {'above' if above else 'of at least'} {least:g}"
         raise ValueError(f"{argument} must be a finite number{bound}; got {value!r}")
 
@@ -132,9 +132,7 @@ def _features(argument: str, value: object) -> None:
         accepted = ", ".join(_name(dtype) for dtype in FLOATING)
         raise TypeError(f"{argument} must have one of the dtypes {accepted}; got {describe(value)}")
     if value.dim() < 2:
-        raise ValueError(
-            f"{argument} must have at least 2 dimensions, [..., H, length, size]; got {describe(value)}"
-        )
+        raise ValueError(f"{argument} must have at least 2 dimensions, [..., H, length, size]; got {describe(value)}")
 
 
 def _same_kind(argument: str, value: Tensor, query: Tensor) -> None:
@@ -180,8 +178,7 @@ def mask(attn_mask: object, query: Tensor, shape: tuple[int, ...], *, is_causal:
         return
     if is_causal:
         raise ValueError(
-            "attn_mask must be None when is_causal=True; "
-            "put the causal triangle into attn_mask, or drop one of the two"
+            "attn_mask must be None when is_causal=True; put the causal triangle into attn_mask, or drop one of the two"
         )
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor or None; got {describe(attn_mask)}")
@@ -192,8 +189,7 @@ def mask(attn_mask: object, query: Tensor, shape: tuple[int, ...], *, is_causal:
         )
     if attn_mask.device != query.device:
         raise ValueError(
-            f"attn_mask must be on the device of query; "
-            f"got query {describe(query)} and attn_mask {describe(attn_mask)}"
+            f"attn_mask must be on the device of query; got query {describe(query)} and attn_mask {describe(attn_mask)}"
         )
     if not _broadcasts(attn_mask.shape, shape):
         raise ValueError(

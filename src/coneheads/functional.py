@@ -157,9 +157,7 @@ def available_backends() -> list[str]:
     return list(backends.NAMES)
 
 
-def _scores(
-    query: Tensor, key: Tensor, score: Score | str, enable_gqa: bool
-) -> tuple[Tensor, tuple[int, ...]]:
+def _scores(query: Tensor, key: Tensor, score: Score | str, enable_gqa: bool) -> tuple[Tensor, tuple[int, ...]]:
     """The scores [..., H, L, S] in the compute dtype, and their leading sizes."""
     _checks.flag("enable_gqa", enable_gqa)
     _checks.query_and_key(query, key, enable_gqa=enable_gqa)

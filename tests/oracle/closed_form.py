@@ -11,7 +11,7 @@ from mpmath import mp, mpf
 # cosh(40)^2 is 1e35 and features that differ by 1e-9 square to 1e-18: fewer than 60 digits can cancel.
 DIGITS = 120
 PSI_LIMIT = 20  # psi clamps its last feature to [-20, 20]
-EXP_LIMIT = 40  # Exp_O pulls longer vectors back to length 40
+EXP_LIMIT = 20  # Exp_O pulls longer vectors back to length 20
 RADIUS_LIMIT = 40  # pseudopolar clamps its radius to [-40, 40]
 
 Vector = list[mpf]
@@ -83,9 +83,7 @@ def lift_exp(f: Vector) -> tuple[Vector, mpf]:
     return x, 1 / (mp.cosh(n) - f[-1] * mp.sinh(n) / n)
 
 
-def _half_space_point(
-    f: Vector, lift: str, height_scale: float, light_height: mpf | None
-) -> tuple[Vector, mpf]:
+def _half_space_point(f: Vector, lift: str, height_scale: float, light_height: mpf | None) -> tuple[Vector, mpf]:
     f = [*f[:-1], f[-1] * mpf(height_scale)]
     if lift == "xi":
         assert light_height is not None, "xi needs a light"

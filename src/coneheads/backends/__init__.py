@@ -6,7 +6,6 @@ documentation and the skips of the tests.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coneheads import _checks
+from coneheads.backends import chunked, reference
 from coneheads.backends.inputs import Inputs
 
 
@@ -22,6 +22,7 @@ class Backend:
     """One way to compute attention, and its limits."""
 
     name: str
+    attention: Callable[[Inputs], tuple[Tensor, Tensor]]
     summary: str
     memory: str  # of forward and backward, beside inputs and outputs
     second_derivative: bool
@@ -38,23 +39,19 @@ class Backend:
             reasons.append(f"it takes {names} and query is {str(inputs.query.dtype).removeprefix('torch.')}")
         return reasons
 
-    @property
-    def attention(self) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
-        """The function that computes it, from the module of the same name."""
-        module = importlib.import_module(f"coneheads.backends.{self.name}")
-        return module.attention  # type: ignore[no-any-return]
-
 
 #: in the order of preference
 BACKENDS = (
     Backend(
         name="chunked",
+        attention=chunked.attention,
         summary="tiles and a running softmax in plain PyTorch",
         memory="linear in L and S",
         second_derivative=False,
     ),
     Backend(
         name="reference",
+        attention=reference.attention,
         summary="dense, by direct differences: the oracle",
         memory="L x S x E",
         second_derivative=True,

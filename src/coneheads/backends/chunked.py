@@ -61,9 +61,8 @@ class _Tiles:
         for columns in blocks(keys, self.blocking.columns):
             yield Tile(batch, kv_heads, heads, rows, columns)
 
-    def scores(self, tile: Tile) -> Tensor:
-        """The scores of a tile: -inf where masked out, NaN where a query attends to a bad key."""
-        scores = self.pairs.scores(tile)
+    def masked(self, scores: Tensor, tile: Tile) -> Tensor:
+        """The scores of a tile with -inf where masked out, and NaN where a query attends to a bad key."""
         device = scores.device
         if self.inputs.is_causal and tile.columns.stop > tile.rows.start + 1:
             rows = torch.arange(tile.rows.start, tile.rows.stop, device=device)
@@ -102,7 +101,7 @@ def _forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
         here = (batch, heads, rows)
         largest, total, weighted = lse[here][..., None], None, out[here]
         for tile in tiles.along_keys(batch, kv_heads, heads, rows):
-            scores = tiles.scores(tile)
+            scores = tiles.masked(tiles.pairs.at(tile).scores(), tile)
             previous, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))
             # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.
             base = largest.masked_fill(largest == -torch.inf, 0)
@@ -137,7 +136,8 @@ def _backward(
         grad_rows, shift_rows, base_rows = grad_out[here], shift[here][..., None], base[here][..., None]
         for tile in tiles.along_keys(batch, kv_heads, heads, rows):
             there = (batch, kv_heads, tile.columns)
-            weights = tiles.scores(tile).sub_(base_rows).exp_()
+            tile_pairs = pairs.at(tile)
+            weights = tiles.masked(tile_pairs.scores(), tile).sub_(base_rows).exp_()
             grad_weights = pairs.product(grad_rows, value[there].mT)
             keep = tiles.keep(tile, weights.dtype)
             if keep is not None:
@@ -148,7 +148,7 @@ def _backward(
             if grad_mask is not None:
                 part = cut(grad_mask, tile.batch, tile.heads, tile.rows, tile.columns)
                 part += grad_scores.sum_to_size(part.shape)
-            pairs.backward(tile, grad_scores, grads)
+            tile_pairs.backward(grad_scores, grads)
     dtype = inputs.points.q.dtype
     q, k = grads.q.to(dtype), grads.k.to(dtype)
     grad_mask = None if grad_mask is None or mask is None else grad_mask.to(mask.dtype)

@@ -44,7 +44,7 @@ def _run(
     pairs = Pairs(ops.rebuild(spec, parameters), Points(q, q_level, k, k_level))
     scores = q.new_empty(*q.shape[:3], k.shape[2])
     for tile in _tiles(pairs):
-        scores[tile.batch, tile.heads, tile.rows, tile.columns] = pairs.scores(tile)
+        scores[tile.batch, tile.heads, tile.rows, tile.columns] = pairs.at(tile).scores()
     return scores
 
 
@@ -62,7 +62,7 @@ def _run_backward(
     pairs = Pairs(score, Points(q, q_level, k, k_level))
     grads = PairGradients(pairs, ops.wanted_names(score, wanted))
     for tile in _tiles(pairs):
-        pairs.backward(tile, grad[tile.batch, tile.heads, tile.rows, tile.columns], grads)
+        pairs.at(tile).backward(grad[tile.batch, tile.heads, tile.rows, tile.columns], grads)
     asked = [grads.parameters.get(name) for name in score.pair_fields]
     return ops.pack([grads.q.to(q.dtype), grads.q_level, grads.k.to(k.dtype), grads.k_level, *asked], q)
 
@@ -74,9 +74,8 @@ def _trace_backward(*arguments: Any) -> list[Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *points, parameters, ctx.spec = inputs[:6]
-    ctx.save_for_backward(*points, *inputs[6:7], *parameters)
-    ctx.count = 4 + len(inputs[6:7])
+    *points, parameters, ctx.spec = inputs
+    ctx.save_for_backward(*points, *parameters)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -87,26 +86,28 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return q, q_level, k, k_level, asked, None
 
 
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *points, parameters, ctx.spec, grad, _wanted = inputs
+    ctx.save_for_backward(grad, *points, *parameters)
+
+
 def _differentiate_twice(ctx: Any, second: list[Tensor]) -> tuple[Any, ...]:
-    """Through the dense reference, whose first derivative is differentiated as it stands."""
-    points, grad, parameters = ctx.saved_tensors[:4], ctx.saved_tensors[4], ctx.saved_tensors[5:]
+    """Through the dense reference: its first derivative, weighted by ``second``, is differentiated as it stands."""
     with torch.enable_grad():
-        inputs = [None if t is None else t.detach().requires_grad_() for t in (*points, *parameters)]
-        outer = grad.detach().requires_grad_()
-        q, q_level, k, k_level, *fields = inputs
-        group = points[0].shape[1] // points[2].shape[1]
-        keys = Points(q, q_level, *(None if t is None else t.repeat_interleave(group, 1) for t in (k, k_level)))
-        scores = reference.pair_scores(ops.rebuild(ctx.spec, fields), keys)
-        present = [t for t in inputs if t is not None]
-        first = torch.autograd.grad(scores, present, outer, create_graph=True, materialize_grads=True)
-        weights = [s for s, t in zip(second, inputs, strict=True) if t is not None]
-        used = [(f, w) for f, w in zip(first, weights, strict=True) if w.shape == f.shape and f.requires_grad]
-        found = torch.autograd.grad(
-            [f for f, _ in used], [*present, outer], [w for _, w in used], allow_unused=True, materialize_grads=True
-        )
-    results = iter(found)
-    *by_input, by_grad = [None if t is None else next(results) for t in (*inputs, outer)]
-    return (*by_input[:4], list(by_input[4:]), None, by_grad, None)
+        variables: list[Any] = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
+        grad, q, q_level, k, k_level, *parameters = variables
+        group = q.shape[1] // k.shape[1]
+        keys = [None if t is None else t.repeat_interleave(group, 1) for t in (k, k_level)]
+        scores = reference.pair_scores(ops.rebuild(ctx.spec, parameters), Points(q, q_level, *keys))
+        inputs = [t for t in (q, q_level, k, k_level, *parameters) if t is not None]
+        first = torch.autograd.grad(scores, inputs, grad, create_graph=True, materialize_grads=True)
+        weights = [w for w, t in zip(second, variables[1:], strict=True) if t is not None]
+        # A gradient that was not wanted came out with the shape [0] and weighs nothing.
+        weighed = [(f * w).sum() for f, w in zip(first, weights, strict=True) if f.shape == w.shape]
+        present = [t for t in variables if t is not None]
+        found = iter(torch.autograd.grad(weighed, present, allow_unused=True, materialize_grads=True))
+    by_grad, q, q_level, k, k_level, *parameters = [None if t is None else next(found) for t in variables]
+    return q, q_level, k, k_level, parameters, None, by_grad, None
 
 
 LIBRARY.define(f"pair_scores({POINTS}) -> Tensor")
@@ -119,5 +120,5 @@ torch.library.register_fake(
 torch.library.register_fake("coneheads::pair_scores_backward", _trace_backward, lib=LIBRARY)
 torch.library.register_autograd("coneheads::pair_scores", _differentiate, setup_context=_save, lib=LIBRARY)
 torch.library.register_autograd(
-    "coneheads::pair_scores_backward", _differentiate_twice, setup_context=_save, lib=LIBRARY
+    "coneheads::pair_scores_backward", _differentiate_twice, setup_context=_save_backward, lib=LIBRARY
 )

@@ -113,9 +113,9 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
         return q.new_empty(*q.shape[:3], value.shape[-1]), q.new_empty(q.shape[:3])
 
     def run_backward(q, q_level, k, k_level, parameters, spec, *rest):  # type: ignore[no-untyped-def]
-        *rest, out, lse, grad_out, grad_lse, wanted, mask_wanted = rest
+        *call, out, lse, grad_out, grad_lse, wanted, mask_wanted = rest
         score = rebuild(spec, parameters)
-        inputs = FusedInputs(score, Points(q, q_level, k, k_level), *rest)
+        inputs = FusedInputs(score, Points(q, q_level, k, k_level), *call)
         names = Wanted(wanted_names(score, wanted), mask_wanted)
         with torch.autocast(q.device.type, enabled=False):  # backward may run where autocast is on
             grads = backward(inputs, out, lse, grad_out, grad_lse, names)
@@ -154,7 +154,7 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
     torch.library.register_autograd(f"{qualified}_backward", refuse, lib=LIBRARY)
     operator = getattr(torch.ops.coneheads, f"{name}_attention").default
     operator_backward = getattr(torch.ops.coneheads, f"{name}_attention_backward").default
-    return operator  # type: ignore[no-any-return]
+    return operator
 
 
 def call_arguments(score: Score, points: Points) -> tuple[Any, ...]:

@@ -67,7 +67,7 @@ class Blocking(NamedTuple):
 
 
 class Pairs:
-    """The pairs of one call: a tile of their scores, and the gradient of that tile."""
+    """The pairs of one call, to be had in tiles."""
 
     def __init__(self, score: Score, points: Points) -> None:
         self.score = score
@@ -75,13 +75,15 @@ class Pairs:
         self.group = points.q.shape[1] // points.k.shape[1]
         if score.measures == "distance_sq":
             dtype = _product_dtype(points.q)
-            self._near = NEAR_SAME_PRECISION if dtype == points.q.dtype else NEAR_HIGHER_PRECISION
-            keys = points.k.to(dtype)
-            centre = keys.mean(-2, keepdim=True)  # [B, Hkv, 1, P]
-            self._k = keys - centre
-            self._q = points.q.to(dtype) - centre.repeat_interleave(self.group, 1)
-            self._k_sq = self._k.square().sum(-1, keepdim=True)
-            self._q_sq = self._q.square().sum(-1, keepdim=True)
+            self.near = NEAR_SAME_PRECISION if dtype == points.q.dtype else NEAR_HIGHER_PRECISION
+            k = points.k.to(dtype)
+            centre = k.mean(-2, keepdim=True)  # [B, Hkv, 1, P]
+            k = k - centre
+            q = points.q.to(dtype) - centre.repeat_interleave(self.group, 1)
+            q_sq, k_sq = q.square().sum(-1, keepdim=True), k.square().sum(-1, keepdim=True)
+            # [-2q, |q|^2, 1] times [k, 1, |k|^2] is the squared distance: one product and no further pass.
+            self.left = torch.cat([-2 * q, q_sq, torch.ones_like(q_sq)], -1)
+            self.right = torch.cat([k, torch.ones_like(k_sq), k_sq], -1)
 
     def blocking(self) -> Blocking:
         """The tiles of this call."""
@@ -94,91 +96,89 @@ class Pairs:
             for kv_heads in blocks(self.points.k.shape[1], blocking.kv_heads):
                 yield batch, kv_heads, slice(kv_heads.start * self.group, kv_heads.stop * self.group)
 
-    def fold(self, tensor: Tensor) -> Tensor:
-        """[B, H, L, ...] -> [B, Hkv, group * L, ...]: the queries that share a key head, as rows of one matrix."""
-        return tensor.unflatten(1, (-1, self.group)).flatten(2, 3)
-
-    def unfold(self, tensor: Tensor) -> Tensor:
-        """The inverse of ``fold``."""
-        return tensor.unflatten(2, (self.group, -1)).flatten(1, 2)
+    def at(self, tile: Tile) -> TilePairs:
+        """The pairs of a tile, measured."""
+        return TilePairs(self, tile)
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
-        """a [B, H, L, X] times b [B, Hkv, X, Y], without a copy of b for each head of a group."""
-        return self.unfold(self.fold(a) @ b)
+        """a [B, H, L, X] times b [B, Hkv, X, Y], without a copy of b for each head of a group: [B, H, L, Y]."""
+        return (self._fold(a) @ b).unflatten(2, (self.group, -1)).flatten(1, 2)
 
     def product_over_rows(self, a: Tensor, b: Tensor) -> Tensor:
         """The transpose of a [B, H, L, S] times b [B, H, L, Y], summed over each group: [B, Hkv, S, Y]."""
-        return self.fold(a).mT @ self.fold(b)
+        return self._fold(a).mT @ self._fold(b)
 
-    def scores(self, tile: Tile) -> Tensor:
-        """The scores of a tile."""
-        measure, _ = self._measure(tile)
-        return self._tile_score(tile).pair(measure, *self._levels(tile))
+    def _fold(self, tensor: Tensor) -> Tensor:
+        """[B, H, L, X] -> [B, Hkv, group * L, X]: the queries that share a key head, as rows of one matrix."""
+        return tensor.unflatten(1, (-1, self.group)).flatten(2, 3)
 
-    def backward(self, tile: Tile, grad: Tensor, grads: PairGradients) -> None:
-        """Adds what the gradient of a tile's scores gives to the gradients of points and parameters."""
-        measure, near = self._measure(tile)
-        score, (q_level, k_level) = self._tile_score(tile), self._levels(tile)
-        pair = score.pair_backward(grad, measure, q_level, k_level, tuple(grads.parameters))
+
+class TilePairs:
+    """The pairs of one tile: their scores, and what a gradient of these scores gives."""
+
+    def __init__(self, pairs: Pairs, tile: Tile) -> None:
+        self._pairs, self._tile = pairs, tile
+        self._query, self._key = (
+            (tile.batch, tile.heads, tile.rows),
+            (tile.batch, tile.kv_heads, tile.columns),
+        )
+        self._near: _Near | None = None
+        points = pairs.points
+        if pairs.score.measures == "product":
+            self._measure = pairs.product(points.q[self._query], points.k[self._key].mT)
+        else:
+            self._measure = self._distances_sq()
+        self._levels: tuple[Tensor | None, Tensor | None] = (None, None)
+        if points.q_level is not None and points.k_level is not None:
+            k_level = points.k_level[self._key].repeat_interleave(pairs.group, 1)
+            self._levels = (points.q_level[self._query][..., :, None], k_level[..., None, :])
+        parameters = pairs.score.parameters()
+        self._score = pairs.score.with_parameters(
+            {name: cut(torch.as_tensor(parameters[name]), *self._query) for name in pairs.score.pair_fields}
+        )
+
+    def scores(self) -> Tensor:
+        """The scores [B, H, L, S] of the tile, which the caller may change."""
+        return self._score.pair(self._measure, *self._levels)
+
+    def backward(self, grad: Tensor, grads: PairGradients) -> None:
+        """Adds what the gradient of the tile's scores gives to the gradients of points and parameters."""
+        pair = self._score.pair_backward(grad, self._measure, *self._levels, tuple(grads.parameters))
         if pair.q_level is not None and pair.k_level is not None:
             assert grads.q_level is not None
             assert grads.k_level is not None
-            by_key = pair.k_level.expand_as(grad).sum(-2).unflatten(1, (-1, self.group)).sum(2)
-            grads.q_level[tile.batch, tile.heads, tile.rows] += pair.q_level.expand_as(grad).sum(-1)
-            grads.k_level[tile.batch, tile.kv_heads, tile.columns] += by_key
+            by_key = pair.k_level.expand_as(grad).sum(-2).unflatten(1, (-1, self._pairs.group)).sum(2)
+            grads.q_level[self._query] += pair.q_level.expand_as(grad).sum(-1)
+            grads.k_level[self._key] += by_key
         for name, total in grads.parameters.items():
-            part = cut(total, tile.batch, tile.heads)
+            part = cut(total, *self._query)
             part += pair.parameters[name].expand_as(grad).sum_to_size(part.shape)
-        if self.score.measures == "product":
-            self._product_backward(tile, pair.measure, grads)
+        if self._pairs.score.measures == "product":
+            grads.q[self._query] += self._pairs.product(pair.measure, self._pairs.points.k[self._key])
+            grads.k[self._key] += self._pairs.product_over_rows(pair.measure, self._pairs.points.q[self._query])
         else:
-            self._distance_backward(tile, 2 * pair.measure, near, grads)
+            self._distance_backward(2 * pair.measure, grads)
 
-    def _tile_score(self, tile: Tile) -> Score:
-        parameters = self.score.parameters()
-        names = [name for name in self.score.pair_fields if isinstance(parameters[name], Tensor)]
-        return self.score.with_parameters(
-            {name: cut(torch.as_tensor(parameters[name]), tile.batch, tile.heads) for name in names}
-        )
+    def _distances_sq(self) -> Tensor:
+        """The squared distances of the tile's pairs; those of near pairs directly."""
+        points, left = self._pairs.points, self._pairs.left[self._query]
+        d_sq = self._pairs.product(left, self._pairs.right[self._key].mT).to(points.q.dtype)
+        limit = (self._pairs.near * left[..., -2:-1]).to(d_sq.dtype)
+        if (d_sq - limit).amin() < 0:
+            self._near = _Near(d_sq < limit, points.q[self._query], points.k[self._key], self._pairs.group)
+            self._near.store_distances(d_sq)
+        return d_sq
 
-    def _levels(self, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
-        if self.points.q_level is None or self.points.k_level is None:
-            return None, None
-        q_level = self.points.q_level[tile.batch, tile.heads, tile.rows, None]
-        k_level = self.points.k_level[tile.batch, tile.kv_heads, None, tile.columns]
-        return q_level, k_level.repeat_interleave(self.group, 1)
-
-    def _measure(self, tile: Tile) -> tuple[Tensor, _Near | None]:
-        """The measure of a tile's pairs [B, H, L, S], and which of them were computed directly."""
-        query, key = (tile.batch, tile.heads, tile.rows), (tile.batch, tile.kv_heads, tile.columns)
-        if self.score.measures == "product":
-            return self.product(self.points.q[query], self.points.k[key].mT), None
-        q, q_sq, k, k_sq = self._q[query], self._q_sq[query], self._k[key], self._k_sq[key]
-        left = torch.cat([-2 * q, q_sq, torch.ones_like(q_sq)], -1)
-        right = torch.cat([k, torch.ones_like(k_sq), k_sq], -1)
-        d_sq = self.product(left, right.mT).to(self.points.q.dtype)
-        limit = (self._near * q_sq).to(d_sq.dtype)
-        if d_sq.numel() == 0 or not (d_sq - limit).amin() < 0:
-            return d_sq, None
-        near = _Near(d_sq < limit, self.points.q[query], self.points.k[key], self.group)
-        near.store_distances(d_sq)
-        return d_sq, near
-
-    def _product_backward(self, tile: Tile, grad: Tensor, grads: PairGradients) -> None:
-        query, key = (tile.batch, tile.heads, tile.rows), (tile.batch, tile.kv_heads, tile.columns)
-        grads.q[query] += self.product(grad, self.points.k[key])
-        grads.k[key] += self.product_over_rows(grad, self.points.q[query])
-
-    def _distance_backward(self, tile: Tile, weight: Tensor, near: _Near | None, grads: PairGradients) -> None:
-        """``sum_k w (q - k)`` for every query and ``sum_q w (k - q)`` for every key, w = 2 d score / d D^2."""
-        query, key = (tile.batch, tile.heads, tile.rows), (tile.batch, tile.kv_heads, tile.columns)
-        if near is not None:
-            near.add_gradients(weight, grads.q[query], grads.k[key])
-        weight = weight.to(self._q.dtype)
-        q, k = self._q[query], self._k[key]
-        grads.q[query] += weight.sum(-1, keepdim=True) * q - self.product(weight, k)
-        by_key = weight.sum(-2).unflatten(1, (-1, self.group)).sum(2)[..., None]
-        grads.k[key] += by_key * k - self.product_over_rows(weight, q)
+    def _distance_backward(self, weight: Tensor, grads: PairGradients) -> None:
+        """``sum_k w (q - k)`` for every query and ``sum_q w (k - q)`` for every key, with ``w = 2 d score / d D^2``."""
+        if self._near is not None:
+            self._near.add_gradients(weight, grads.q[self._query], grads.k[self._key])
+        weight = weight.to(grads.q.dtype)
+        left, right = self._pairs.left[self._query], self._pairs.right[self._key]
+        over_keys = self._pairs.product(weight, right[..., :-1])  # [sum w k, sum w]
+        over_rows = self._pairs.product_over_rows(weight, left)  # [-2 sum w q, sum w |q|^2, sum w]
+        grads.q[self._query] += over_keys[..., -1:] * left[..., :-2] / -2 - over_keys[..., :-1]
+        grads.k[self._key] += over_rows[..., -1:] * right[..., :-2] + over_rows[..., :-2] / 2
 
 
 class PairGradients:

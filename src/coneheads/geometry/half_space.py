@@ -11,6 +11,8 @@ from coneheads.geometry.primitives import Scalar, asinhc, safe_asinh, safe_norm
 HEIGHT_FLOOR = 1e-18
 """Distances take a point as at least this high, to stay finite in float32; every lift but `xi` is above."""
 
+_SHIFT_FLOOR = 1e-30
+
 
 def distance(u: Tensor, v: Tensor) -> Tensor:
     """Hyperbolic distance, `2 asinh( |u - v| / (2 sqrt(y_u y_v)) )`, with the Euclidean |u - v|.
@@ -22,7 +24,7 @@ def distance(u: Tensor, v: Tensor) -> Tensor:
         >>> distance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))
         tensor(0.6931)
     """
-    return 2 * safe_asinh(safe_norm(u - v) / (2 * _mean_height(u, v)))
+    return 2 * safe_asinh(_sinh_half_distance(u, v))
 
 
 def exp(p: Tensor, v: Tensor) -> Tensor:
@@ -59,15 +61,15 @@ def log(p: Tensor, q: Tensor) -> Tensor:
         tensor([0.0000, 0.6931])
     """
     mean_height = _mean_height(p, q)
-    a = safe_norm(p - q) / (2 * mean_height)  # sinh(n / 2)
-    # k = asinhc(a) / sqrt(1 + a^2). Its two factors go to the two factors of each product, which may overflow
-    # alone.
+    a = _sinh_half_distance(p, q)
+    # k = asinhc(a) / sqrt(1 + a^2): each of these goes to one factor of a product that would overflow.
     k_1, k_2 = asinhc(a), 1 / torch.hypot(a, torch.ones_like(a))
-    rise, total = q[..., -1] - p[..., -1], q[..., -1] + p[..., -1]
-    shift = q[..., :-1] - p[..., :-1]
-    k_1, k_2 = k_1 / mean_height, k_2 / mean_height
-    v_d = ((shift * k_1.unsqueeze(-1) * shift * k_2.unsqueeze(-1)).sum(-1) + rise * k_1 * total * k_2) / 2
-    v_x = shift * (k_1 * k_2 * p[..., -1]).unsqueeze(-1)
+    y_p, y_q = p[..., -1] / mean_height, q[..., -1] / mean_height
+    shift = (q[..., :-1] - p[..., :-1]) / mean_height.unsqueeze(-1)
+    v_x = shift * (k_1 * k_2 * y_p).unsqueeze(-1)
+    rise = (q[..., -1] - p[..., -1]) / mean_height
+    shift_sq = (shift * k_1.unsqueeze(-1) * shift * k_2.unsqueeze(-1)).sum(-1)
+    v_d = (shift_sq + rise * k_1 * (y_p + y_q) * k_2) / 2
     return torch.cat([v_x, v_d.unsqueeze(-1)], dim=-1)
 
 
@@ -132,6 +134,14 @@ def to_poincare_ball(p: Tensor) -> Tensor:
     x, y = p[..., :-1], p[..., -1:]
     x_sq = x.square().sum(-1, keepdim=True)
     return torch.cat([2 * x, x_sq + (y - 1) * (y + 1)], dim=-1) / (x_sq + (y + 1).square())
+
+
+def _sinh_half_distance(u: Tensor, v: Tensor) -> Tensor:
+    shift = u - v
+    # A constant that brings the norm near 1: else the squares of the lowest leaves' coordinates underflow,
+    # and the backward pass overflows. It cancels, so the derivatives do not depend on it.
+    scale = shift.detach().abs().amax(-1).clamp_min(_SHIFT_FLOOR)
+    return safe_norm(shift / scale.unsqueeze(-1)) * (scale / (2 * _mean_height(u, v)))
 
 
 def _mean_height(u: Tensor, v: Tensor) -> Tensor:

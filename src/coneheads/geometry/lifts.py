@@ -14,10 +14,10 @@ from torch import Tensor
 from coneheads.geometry.primitives import Scalar, safe_norm, sinhc, unit
 
 LOG_HEIGHT_LIMIT = 20.0
-"""`psi` clamps the logarithm of the height to [-20, 20]."""
+"""`psi` clamps the logarithm of the height to [-20, 20]; `exp` goes at most that far from O, in any direction."""
 
 RADIUS_LIMIT = 40.0
-"""`exp`, `polar` and `pseudopolar` saturate the distance from the origin at 40: exp(2 * 40) fits float32."""
+"""`polar` and `pseudopolar` saturate the distance from the origin at 40: exp(2 * 40) fits float32."""
 
 POSITION_LIMIT = 1e15
 """Coordinates of a position are clamped to [-1e15, 1e15]: squared distances fit float32, sums included."""
@@ -78,7 +78,7 @@ def exp(f: Tensor, height_scale: Scalar = 1.0) -> tuple[Tensor, Tensor]:
     """Exponential map of the half-space at O = (0, ..., 0, 1); f is in the orthonormal frame at O.
 
     With n = |f|: `y = 1 / (cosh n - f_d sinh(n)/n)`, `x = f[:-1] sinh(n)/n * y`, so that distance(O, (x, y))
-    = n. The norm n saturates (along the ray of f) at RADIUS_LIMIT, x at +-POSITION_LIMIT.
+    = n. The norm n saturates (along the ray of f) at LOG_HEIGHT_LIMIT, x at +-POSITION_LIMIT.
 
     Args:
         f: [..., E], E >= 2.
@@ -95,8 +95,8 @@ def exp(f: Tensor, height_scale: Scalar = 1.0) -> tuple[Tensor, Tensor]:
     f = torch.cat([f[..., :-1], (f[..., -1] * height_scale).unsqueeze(-1)], dim=-1)
     f = _limit_position(f)
     n = safe_norm(f)
-    f = f * (RADIUS_LIMIT / n.clamp_min(RADIUS_LIMIT)).unsqueeze(-1)
-    n = n.clamp_max(RADIUS_LIMIT)
+    f = f * (LOG_HEIGHT_LIMIT / n.clamp_min(LOG_HEIGHT_LIMIT)).unsqueeze(-1)
+    n = n.clamp_max(LOG_HEIGHT_LIMIT)
     f_x, f_d = f[..., :-1], f[..., -1]
 
     n_sq = f.square().sum(-1)

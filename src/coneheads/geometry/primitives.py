@@ -69,8 +69,8 @@ def unit(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    # Scaled to norm 1 by a constant first: the backward pass then divides by a small |x| once, not twice, which
-    # would overflow float32. The direction does not depend on the constant, so neither do its derivatives.
+    # Scaled to norm 1 by a constant first: the backward pass then divides by a small |x| once, not twice,
+    # which would overflow float32. The direction does not depend on the constant, nor do its derivatives.
     norm = safe_norm(x.detach(), keepdim=True)
     x = x / norm.clamp_min(DIRECTION_FLOOR)
     return x / torch.where(norm > DIRECTION_FLOOR, safe_norm(x, keepdim=True), 1)

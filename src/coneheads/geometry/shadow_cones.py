@@ -122,9 +122,7 @@ class _HyperboloidCone(ShadowCone):
         sine = torch.sin(distance)
         sine = torch.where(sine > 0, sine, 1)
         weight_u, weight_v = torch.sin(distance - shift) / sine, torch.sin(shift) / sine
-        direction = unit(
-            weight_u.unsqueeze(-1) * unit(u[..., :-1]) + weight_v.unsqueeze(-1) * unit(v[..., :-1])
-        )
+        direction = unit(weight_u.unsqueeze(-1) * unit(u[..., :-1]) + weight_v.unsqueeze(-1) * unit(v[..., :-1]))
         rho = torch.where(height.isnan(), 0, height).unsqueeze(-1)
         return _where_height_exists(torch.cat([direction * torch.sinh(rho), torch.cosh(rho)], dim=-1), height)
 
@@ -197,9 +195,7 @@ class FinitePenumbralCone(_HyperboloidCone):
 
     def level(self, u: Tensor) -> Tensor:
         """`-arccos(tanh R / tanh rho)`, 0 on the light, negative elsewhere."""
-        return finite_penumbral_level(
-            (_distance_from_origin(u) - self.light_radius).clamp_min(0), self.light_radius
-        )
+        return finite_penumbral_level((_distance_from_origin(u) - self.light_radius).clamp_min(0), self.light_radius)
 
     def height_from_level(self, level: Tensor) -> Tensor:
         """Distance rho from the origin, `artanh(tanh R / cos L)`; NaN outside `-arccos(tanh R) < L <= 0`.

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import importlib
 from typing import Any, ClassVar, Literal, TypeVar
-from urllib.parse import parse_qsl, urlencode
 
 import torch
 from torch import Tensor
@@ -85,12 +84,9 @@ class Score:
     def spec(self) -> str:
         """The class and its textual fields, as a string that ``from_spec`` reads: operators take no Python objects."""
         cls = type(self)
-        texts = {
-            field.name: value
-            for field in dataclasses.fields(self)
-            if isinstance(value := getattr(self, field.name), str)
-        }
-        return f"{cls.__module__}:{cls.__qualname__}?{urlencode(texts)}"
+        fields = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        texts = "&".join(f"{name}={value}" for name, value in fields if isinstance(value, str))
+        return f"{cls.__module__}:{cls.__qualname__}?{texts}"
 
 
 def differentiate_pair(
@@ -113,7 +109,7 @@ def differentiate_pair(
         changed = score.with_parameters({name: inputs[name] for name in wanted})
         return changed.pair(inputs["measure"], inputs.get("q_level"), inputs.get("k_level"))
 
-    _, pull_back = torch.func.vjp(pair_of, inputs)
+    pull_back = torch.func.vjp(pair_of, inputs)[1]
     (grads,) = pull_back(grad)
     parameters = {name: grads[name] for name in wanted}
     return PairGradient(grads["measure"], grads.get("q_level"), grads.get("k_level"), parameters)
@@ -130,7 +126,8 @@ def from_spec(spec: str) -> Score:
             f"define the class at the top level of a module, or use backend='reference'"
         )
     found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-    score = found(**dict(parse_qsl(texts)))  # type: ignore[operator]
+    fields = dict(text.split("=", 1) for text in texts.split("&") if text)
+    score = found(**fields)  # type: ignore[operator]
     assert isinstance(score, Score)
     return score
 

@@ -168,9 +168,7 @@ class Penumbral(Score):
             parameters["light_height"] = 2 * (grad_height_sq * level - grad_depths)
             if self.readout == "distance":
                 parameters["light_height"] = parameters["light_height"] + grad * gamma / h
-        return PairGradient(
-            grad_d_sq, grad_q + grad_depths - grad_slant, grad_k + grad_depths + grad_slant, parameters
-        )
+        return PairGradient(grad_d_sq, grad_q + grad_depths - grad_slant, grad_k + grad_depths + grad_slant, parameters)
 
 
 @dataclass(frozen=True)
