@@ -132,7 +132,7 @@ def attention_weights(
 def attention_scores(
     query: Tensor, key: Tensor, *, score: Score | str = "penumbral", enable_gqa: bool = False
 ) -> Tensor:
-    """The scores of all pairs before mask and softmax, [..., H, L, S]: what ``q k^T / sqrt(E)`` is in dot-product attention.
+    """The scores of all pairs before mask and softmax, [..., H, L, S]: what replaces ``q k^T / sqrt(E)``.
 
     Arguments as in ``attention``.
 
@@ -202,7 +202,7 @@ def _inputs(
     score: Score | str,
     enable_gqa: bool,
 ) -> Inputs:
-    """The call in the four dimensions that backends know. Nothing is copied unless several batch sizes are flattened."""
+    """The call in the four dimensions that backends know. Copies only where several batch sizes are flattened."""
     resolved = resolve(score).for_size(query.shape[-1])
     batch, heads = tuple(lead[:-1]), (lead[-1] if lead else 1)
     kv_heads = key.shape[-3] if enable_gqa else heads

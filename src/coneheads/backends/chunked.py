@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coneheads.backends import ops
 from coneheads.backends.dropout import keep_scale
-from coneheads.backends.inputs import Inputs, causal_mask, finite_or_zero, lift
+from coneheads.backends.inputs import Inputs, causal_mask, finite_or_zero, higher_precision, lift
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.pairs import PairGradients, Pairs, Tile, blocks, cut
 
@@ -34,6 +34,7 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
         inputs.is_causal,
         inputs.dropout_p,
     )
+    lse = lse.to(out.dtype)
     attends = bad_query & (lse != -torch.inf)
     return out.masked_fill(attends[..., None], torch.nan), lse.masked_fill(attends, torch.nan)
 
@@ -96,10 +97,11 @@ def _forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
     tiles = _Tiles(inputs)
     q, value = inputs.points.q, inputs.value
     out = q.new_zeros(*q.shape[:3], value.shape[-1])
-    lse = q.new_full(q.shape[:3], -torch.inf)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=higher_precision(q))
     for batch, kv_heads, heads, rows in tiles.row_blocks():
         here = (batch, heads, rows)
-        largest, total, weighted = lse[here][..., None], None, out[here]
+        weighted, total = out[here], None
+        largest = q.new_full((*weighted.shape[:3], 1), -torch.inf)
         for tile in tiles.along_keys(batch, kv_heads, heads, rows):
             scores = tiles.masked(tiles.pairs.at(tile).scores(), tile)
             previous, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))
@@ -116,33 +118,45 @@ def _forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
             empty = total == 0
             total = total.masked_fill(empty, 1)
             out[here] = weighted / total
-            lse[here] = (total.log() + largest).masked_fill(empty, -torch.inf).squeeze(-1)
+            exact = total.to(lse.dtype).log() + largest
+            lse[here] = exact.masked_fill(empty, -torch.inf).squeeze(-1)
     return out, lse
 
 
 def _backward(
     inputs: FusedInputs, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted
 ) -> FusedGradients:
-    """With P the weights and S the scores: dV = P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O) + dlse)."""
+    """With P the weights and S the scores: dV = P^T dO, dP = dO V^T, dS = P (dP - rowsum(dP P) + dlse).
+
+    The sum over a row is ``dO O``; where one tile holds the row it is taken from the tile.
+    """
     tiles = _Tiles(inputs)
     pairs, value, mask = tiles.pairs, inputs.value, inputs.mask
     grads = PairGradients(pairs, wanted.parameters)
     grad_value = torch.zeros_like(value)
     grad_mask = torch.zeros_like(mask, dtype=out.dtype) if mask is not None and wanted.mask else None
-    shift = grad_lse - (grad_out * out).sum(-1)  # [B, H, L]
-    base = lse.masked_fill(lse == -torch.inf, 0)
+    # Scores can be large and near to the log-sum-exp; subtracting it in two parts keeps their difference exact.
+    lse = lse.masked_fill(lse == -torch.inf, 0)
+    coarse = lse.to(out.dtype)
+    fine = (lse - coarse).to(out.dtype)
+    one_tile = tiles.keys <= tiles.blocking.columns
     for batch, kv_heads, heads, rows in tiles.row_blocks():
         here = (batch, heads, rows)
-        grad_rows, shift_rows, base_rows = grad_out[here], shift[here][..., None], base[here][..., None]
+        grad_rows, shift = grad_out[here], grad_lse[here].to(out.dtype)[..., None]
+        if not one_tile:
+            shift = shift - (grad_rows * out[here]).sum(-1, keepdim=True)
         for tile in tiles.along_keys(batch, kv_heads, heads, rows):
             there = (batch, kv_heads, tile.columns)
             tile_pairs = pairs.at(tile)
-            weights = tiles.masked(tile_pairs.scores(), tile).sub_(base_rows).exp_()
+            weights = tiles.masked(tile_pairs.scores(), tile)
+            weights = weights.sub_(coarse[here][..., None]).sub_(fine[here][..., None]).exp_()
             grad_weights = pairs.product(grad_rows, value[there].mT)
             keep = tiles.keep(tile, weights.dtype)
             if keep is not None:
                 grad_weights *= keep
-            grad_scores = grad_weights.add_(shift_rows).mul_(weights)
+            if one_tile:  # the same sum as dO O, but it cancels exactly where one key has all the weight
+                shift = shift - (weights * grad_weights).sum(-1, keepdim=True)
+            grad_scores = grad_weights.add_(shift).mul_(weights)
             used = weights if keep is None else weights.mul_(keep)
             grad_value[there] += pairs.product_over_rows(used, grad_rows)
             if grad_mask is not None:

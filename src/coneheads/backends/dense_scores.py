@@ -18,7 +18,7 @@ from coneheads.scores import Score
 
 
 def pair_scores(query: Tensor, key: Tensor, score: Score) -> Tensor:
-    """query [B, H, L, E], key [B, Hkv, S, E] -> scores [B, H, L, S] in the compute dtype, NaN where a token is not finite."""
+    """query [B, H, L, E], key [B, Hkv, S, E] -> scores [B, H, L, S] in the compute dtype, NaN for bad tokens."""
     query, bad_query = finite_or_zero(query)
     key, bad_key = finite_or_zero(key)
     scores: Tensor = torch.ops.coneheads.pair_scores(*ops.call_arguments(score, lift(query, key, score)))
@@ -97,7 +97,7 @@ def _differentiate_twice(ctx: Any, second: list[Tensor]) -> tuple[Any, ...]:
         variables: list[Any] = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
         grad, q, q_level, k, k_level, *parameters = variables
         group = q.shape[1] // k.shape[1]
-        keys = [None if t is None else t.repeat_interleave(group, 1) for t in (k, k_level)]
+        keys: list[Any] = [None if t is None else t.repeat_interleave(group, 1) for t in (k, k_level)]
         scores = reference.pair_scores(ops.rebuild(ctx.spec, parameters), Points(q, q_level, *keys))
         inputs = [t for t in (q, q_level, k, k_level, *parameters) if t is not None]
         first = torch.autograd.grad(scores, inputs, grad, create_graph=True, materialize_grads=True)

@@ -37,6 +37,11 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def higher_precision(tensor: Tensor) -> torch.dtype:
+    """The dtype for what must not be rounded to float32: float64, except on devices that have none."""
+    return tensor.dtype if tensor.device.type == "mps" else torch.float64
+
+
 def finite_or_zero(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """The rows in the compute dtype, those that hold NaN or inf replaced by zeros; and which those are, [..., L].
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coneheads.backends.inputs import Points
+from coneheads.backends.inputs import Points, higher_precision
 from coneheads.scores import Score
 from coneheads.scores.base import from_spec
 
@@ -96,6 +96,7 @@ def empty_like(tensors: list[Tensor | None]) -> list[Tensor | None]:
 def define_attention(name: str, forward: Forward, backward: Backward) -> Callable[..., tuple[Tensor, Tensor]]:
     """The operator ``coneheads::<name>_attention`` -> (out [B, H, L, Ev], lse [B, H, L]), traceable and differentiable.
 
+    lse is float64 where the device has it: backward subtracts it from scores that may be large.
     ``name`` is the backend's. Its arguments are those of POINTS and REST, in this order.
     """
     qualified = f"coneheads::{name}_attention"
@@ -110,7 +111,7 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
             return forward(FusedInputs(rebuild(spec, parameters), Points(q, q_level, k, k_level), *rest))
 
     def trace(q, q_level, k, k_level, parameters, spec, value, *rest):  # type: ignore[no-untyped-def]
-        return q.new_empty(*q.shape[:3], value.shape[-1]), q.new_empty(q.shape[:3])
+        return q.new_empty(*q.shape[:3], value.shape[-1]), q.new_empty(q.shape[:3], dtype=higher_precision(q))
 
     def run_backward(q, q_level, k, k_level, parameters, spec, *rest):  # type: ignore[no-untyped-def]
         *call, out, lse, grad_out, grad_lse, wanted, mask_wanted = rest

@@ -3,28 +3,33 @@
 Squared distances come from one product, ``D^2 = |a|^2 + |b|^2 - 2 ab``, which is fast but cancels for near pairs. Three
 things keep it exact: positions are taken relative to the mean key of the head; the product is computed in float64 (on
 devices that have it); and a pair with ``D^2 < eps_rel |a|^2`` is computed again from the difference of its positions,
-in forward and in backward. So a point's distance to itself is 0, and near pairs are as accurate as far ones.
+in forward and in backward. So a point's distance to itself is 0, and near pairs are as accurate as far ones. Positions
+of few coordinates need no product: all their distances are computed from differences.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coneheads.backends.inputs import Points
+from coneheads.backends.inputs import Points, higher_precision
 from coneheads.scores import Score
 
 # Below this share of |a|^2 a squared distance is computed directly: where the product has the precision of the result,
 # a tenth keeps all but one digit; in float64 for a float32 result, 1e-7 keeps them all and next to no pair is near.
 NEAR_SAME_PRECISION = 0.2
 NEAR_HIGHER_PRECISION = 2e-7
+# Up to so many coordinates the differences themselves are cheaper than the product.
+FEW_COORDINATES = 4
 # Differences that are held at once while near pairs are computed, in elements.
 NEAR_BLOCK = 1 << 20
-# Elements of a tile: a few of its kind fit into the caches.
+# Elements of a tile, so that a few of its kind fit into the caches, and its keys at the most.
 TILE = 1 << 18
+COLUMNS = 1024
 
 
 class Tile(NamedTuple):
@@ -59,7 +64,7 @@ class Blocking(NamedTuple):
     @staticmethod
     def of(batch: int, kv_heads: int, group: int, length: int, keys: int) -> Blocking:
         """Tiles of about TILE pairs: long in keys, so that few partial results are rescaled, then in all the rest."""
-        columns = min(keys, 1024)
+        columns = max(1, min(keys, COLUMNS))
         rows = min(length, max(1, TILE // (columns * group)))
         heads = min(kv_heads, max(1, TILE // (columns * group * rows)))
         whole_batches = TILE // (columns * group * rows * heads) if heads == kv_heads else 1
@@ -73,8 +78,9 @@ class Pairs:
         self.score = score
         self.points = points
         self.group = points.q.shape[1] // points.k.shape[1]
-        if score.measures == "distance_sq":
-            dtype = _product_dtype(points.q)
+        self.direct = score.measures == "distance_sq" and points.q.shape[-1] <= FEW_COORDINATES
+        if score.measures == "distance_sq" and not self.direct:
+            dtype = higher_precision(points.q)
             self.near = NEAR_SAME_PRECISION if dtype == points.q.dtype else NEAR_HIGHER_PRECISION
             k = points.k.to(dtype)
             centre = k.mean(-2, keepdim=True)  # [B, Hkv, 1, P]
@@ -126,6 +132,8 @@ class TilePairs:
         points = pairs.points
         if pairs.score.measures == "product":
             self._measure = pairs.product(points.q[self._query], points.k[self._key].mT)
+        elif pairs.direct:
+            self._measure = functools.reduce(torch.add, (d.square() for d in self._differences()))
         else:
             self._measure = self._distances_sq()
         self._levels: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -156,8 +164,25 @@ class TilePairs:
         if self._pairs.score.measures == "product":
             grads.q[self._query] += self._pairs.product(pair.measure, self._pairs.points.k[self._key])
             grads.k[self._key] += self._pairs.product_over_rows(pair.measure, self._pairs.points.q[self._query])
+        elif self._pairs.direct:
+            self._direct_backward(2 * pair.measure, grads)
         else:
             self._distance_backward(2 * pair.measure, grads)
+
+    def _differences(self) -> Iterator[Tensor]:
+        """q - k of the tile's pairs, [B, H, L, S], one coordinate after the other."""
+        q, k = self._pairs.points.q[self._query], self._pairs.points.k[self._key]
+        k = k.repeat_interleave(self._pairs.group, 1)
+        for coordinate in range(q.shape[-1]):
+            yield q[..., :, None, coordinate] - k[..., None, :, coordinate]
+
+    def _direct_backward(self, weight: Tensor, grads: PairGradients) -> None:
+        """``sum_k w (q - k)`` for every query and ``sum_q w (k - q)`` for every key, with ``w = 2 d score / d D^2``."""
+        for coordinate, difference in enumerate(self._differences()):
+            step = weight * difference
+            by_key = step.sum(-2).unflatten(1, (-1, self._pairs.group)).sum(2)
+            grads.q[self._query][..., coordinate] += step.sum(-1)
+            grads.k[self._key][..., coordinate] -= by_key
 
     def _distances_sq(self) -> Tensor:
         """The squared distances of the tile's pairs; those of near pairs directly."""
@@ -170,7 +195,7 @@ class TilePairs:
         return d_sq
 
     def _distance_backward(self, weight: Tensor, grads: PairGradients) -> None:
-        """``sum_k w (q - k)`` for every query and ``sum_q w (k - q)`` for every key, with ``w = 2 d score / d D^2``."""
+        """The same sums by products, near pairs apart."""
         if self._near is not None:
             self._near.add_gradients(weight, grads.q[self._query], grads.k[self._key])
         weight = weight.to(grads.q.dtype)
@@ -186,7 +211,8 @@ class PairGradients:
 
     def __init__(self, pairs: Pairs, wanted: tuple[str, ...]) -> None:
         points, parameters = pairs.points, pairs.score.parameters()
-        dtype = _product_dtype(points.q) if pairs.score.measures == "distance_sq" else points.q.dtype
+        plain = pairs.score.measures == "product" or pairs.direct
+        dtype = points.q.dtype if plain else higher_precision(points.q)
         self.q = torch.zeros_like(points.q, dtype=dtype)
         self.k = torch.zeros_like(points.k, dtype=dtype)
         self.q_level = None if points.q_level is None else torch.zeros_like(points.q_level)
@@ -230,8 +256,3 @@ def _add_rows(target: Tensor, index: tuple[Tensor, ...], rows: Tensor) -> None:
     else:  # sorted, and so deterministic, on other devices, where index_add_ is not
         total.index_put_((flat,), rows, accumulate=True)
     target += total.view(target.shape)
-
-
-def _product_dtype(positions: Tensor) -> torch.dtype:
-    """The dtype of the distance product: float64, except on devices that have none."""
-    return positions.dtype if positions.device.type == "mps" else torch.float64

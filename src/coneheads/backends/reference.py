@@ -37,13 +37,14 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
 def pair_scores(score: Score, points: Points) -> Tensor:
     """The scores of all pairs, [B, H, L, S], by direct differences of the positions."""
     q, q_level, k, k_level = points
-    if score.measures == "product":
-        measure = q @ k.mT
-    else:
-        measure = (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
+    measure = q @ k.mT if score.measures == "product" else _distance_sq(q, k)
     q_level = None if q_level is None else q_level[..., :, None]
     k_level = None if k_level is None else k_level[..., None, :]
     return score.pair(measure, q_level, k_level)
+
+
+def _distance_sq(q: Tensor, k: Tensor) -> Tensor:
+    return (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
 
 
 def masked(scores: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:

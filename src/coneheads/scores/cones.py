@@ -57,12 +57,12 @@ def lca_level_backward(
 class Penumbral(Score):
     """Penumbral cones, light from a horosphere at height h: ``score = -gamma * height(lca)``.
 
-    With the levels ``h - sqrt(h^2 - y^2)`` and the lca's level L, ``height = sqrt(L (2h - L))`` while L <= h. Beyond, the
-    pair has no common ancestor, and the height is that of the lowest light under which it would have one:
+    With the levels ``h - sqrt(h^2 - y^2)`` and the lca's level L, ``height = sqrt(L (2h - L))`` while L <= h. Beyond,
+    the pair has no common ancestor, and the height is that of the lowest light under which it would have one:
     ``height^2 = D^2/4 + (y_q^2 + y_k^2)/2 + (y_q^2 - y_k^2)^2 / (4 D^2)``.
 
     light_height: h > 0. gamma: inverse temperature. lift: "xi" (heights stay below h), "psi" or "exp" (heights above h
-    are projected to h). readout: "height", "height_sq" (its square, as in the authors' code) or "distance" (the score is
+    are projected to h). readout: "height", "height_sq" (its square, as in the authors' code) or "distance" (score
     ``gamma * log(h / height)``; heights below e^-40 count as e^-40). height_scale multiplies the last feature.
     Numbers, or tensors that broadcast per head.
 

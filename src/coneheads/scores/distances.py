@@ -122,8 +122,8 @@ class HalfSpaceDistance(Score):
 class HyperboloidDistance(Score):
     """``score = -beta * d(q, k) - offset``, d the distance of the points that ``pseudopolar`` lifts to the hyperboloid.
 
-    With radii a, b and the chord c of the unit directions, ``d = 2 asinh sqrt( sinh^2((a-b)/2) + sinh a sinh b c^2/4 )``,
-    which is ``cosh d = cosh(a-b) + sinh a sinh b (1 - cos angle)`` without its cancellation.
+    With radii a, b and the chord c of the unit directions, ``d = 2 asinh sqrt(sinh^2((a-b)/2) + sinh a sinh b c^2/4)``:
+    this is ``cosh d = cosh(a-b) + sinh a sinh b (1 - cos angle)`` without its cancellation.
 
     >>> import torch, coneheads
     >>> q, k = torch.tensor([[[1.0, 0.0, 2.0]]]), torch.tensor([[[5.0, 0.0, 3.0]]])   # one direction, radii 2 and 3

@@ -20,7 +20,7 @@ from coneheads.scores.cones import TINY, lca_level_backward
 
 
 def direction_and_excess(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The unit direction of the first E-1 features, and ``softplus(f_d) >= 0``: how far outside the innermost radius."""
+    """The unit direction of the first E-1 features, and ``softplus(f_d) >= 0``: how far outside the inner radius."""
     position = features[..., :-1].clamp(-lifts.POSITION_LIMIT, lifts.POSITION_LIMIT)
     # softplus turns linear above its threshold; at 40 that is exact in float64.
     return unit(position), softplus(features[..., -1], threshold=40)
