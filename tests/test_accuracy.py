@@ -25,7 +25,7 @@ def run(attention, tensors, weight, dtype):
 def check_twice_the_error_of_plain(draws, name, backends):
     """Draws are (tensors, arguments of ``attention``).
 
-    Compared are the largest errors of a draw, in their mean over draws: those of a single draw are a matter of luck. Where
+    Compared are the largest errors of a draw, in their mean over draws: a single one is a matter of luck. Where
     plain PyTorch itself overflows (float16), ours must be finite.
     """
     score = resolve(name)
