@@ -44,7 +44,7 @@ def test_masked_out_key_never_influences_output_or_gradient(name, backend, garba
     bad_value[:, :, masked_out] = garbage
     for got, want in zip(outcome(bad_key, bad_value), clean, strict=True):
         # Finite garbage may move the centre of the keys, and with it the rounding, but no more than that.
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-12 * want.abs().max().item())
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10 * want.abs().max().item())
     assert (clean[2][:, :, masked_out] == 0).all()
     assert (clean[3][:, :, masked_out] == 0).all()
 

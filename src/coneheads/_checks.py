@@ -167,9 +167,9 @@ def _leading_sizes(argument: str, value: Tensor, query: Tensor, *, enable_gqa: b
     if any(a != b and 1 not in (a, b) for a, b in zip(short, tail, strict=True)):
         hint = ""
         if not enable_gqa and query.dim() >= 3 and value.dim() >= 3 and value.shape[-3] > 0:
-            grouped = query.shape[-3] % value.shape[-3] == 0
-            hint = " For grouped queries pass enable_gqa=True." if grouped else ""
-        raise ValueError(f"the leading sizes of query and {argument} must be equal or 1; {got}.{hint}")
+            grouped = query.shape[-3] != value.shape[-3] and query.shape[-3] % value.shape[-3] == 0
+            hint = ". For grouped queries pass enable_gqa=True" if grouped else ""
+        raise ValueError(f"the leading sizes of query and {argument} must be equal or 1; {got}{hint}")
 
 
 def mask(attn_mask: object, query: Tensor, shape: tuple[int, ...], *, is_causal: bool) -> None:

@@ -164,7 +164,7 @@ def _scores(query: Tensor, key: Tensor, score: Score | str, enable_gqa: bool) ->
     lead = _leading_sizes(query, key, key, enable_gqa=enable_gqa)
     with _full_precision(query):
         inputs = _inputs(query, key, key, None, lead, score, enable_gqa)
-        scores = dense_scores.pair_scores(inputs.query, inputs.key, inputs.score)
+        scores = dense_scores.pair_scores(inputs)
     return scores.reshape(*lead, query.shape[-2], key.shape[-2]), lead
 
 
@@ -188,9 +188,18 @@ def _full_precision(query: Tensor) -> contextlib.AbstractContextManager[object]:
 def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[int, ...]:
     """The leading sizes [..., H] of the result."""
     if enable_gqa:
-        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-        return (*batch, query.shape[-3])
-    return tuple(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))
+        return (*_broadcast(query.shape[:-3], key.shape[:-3], value.shape[:-3]), query.shape[-3])
+    return _broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+
+
+def _broadcast(*shapes: torch.Size) -> tuple[int, ...]:
+    """The common shape of checked shapes. (``torch.broadcast_shapes`` loads sympy, which takes a second.)"""
+    sizes: list[int] = []
+    for shape in shapes:
+        sizes = [1] * (len(shape) - len(sizes)) + sizes
+        start = len(sizes) - len(shape)
+        sizes[start:] = [new if old == 1 else old for old, new in zip(sizes[start:], shape, strict=True)]
+    return tuple(sizes)
 
 
 def _inputs(
@@ -214,11 +223,6 @@ def _inputs(
     query = _flatten_batch(query.expand(*batch, heads, *query.shape[-2:]), batch)
     key = _flatten_batch(key.expand(*batch, kv_heads, *key.shape[-2:]), batch)
     value = _flatten_batch(value.expand(*batch, kv_heads, *value.shape[-2:]), batch)
-    per_head_lift = any(parameters[n].shape[1] > 1 for n in resolved.point_fields if n in parameters)
-    if kv_heads < heads and per_head_lift:
-        # A key becomes a different point for each query head of its group: here, and only here, keys are repeated.
-        key = key.repeat_interleave(heads // kv_heads, 1)
-        value = value.repeat_interleave(heads // kv_heads, 1)
     mask = None if attn_mask is None else _flatten_batch(attn_mask, batch)
     return Inputs(query, key, value, mask, False, 0.0, None, resolved.with_parameters(parameters))
 

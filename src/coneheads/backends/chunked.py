@@ -15,25 +15,16 @@ from torch import Tensor
 
 from coneheads.backends import ops
 from coneheads.backends.dropout import keep_scale
-from coneheads.backends.inputs import Inputs, causal_mask, finite_or_zero, higher_precision, lift
+from coneheads.backends.inputs import Inputs, causal_mask, higher_precision, prepare
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.pairs import PairGradients, Pairs, Tile, blocks, cut
 
 
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Output [B, H, L, Ev] and log-sum-exp of the masked scores [B, H, L], in the compute dtype."""
-    query, bad_query = finite_or_zero(inputs.query)
-    key, bad_key = finite_or_zero(inputs.key)
-    value, bad_value = finite_or_zero(inputs.value)
-    out, lse = _operator(
-        *ops.call_arguments(inputs.score, lift(query, key, inputs.score)),
-        value,
-        bad_key | bad_value,
-        inputs.mask,
-        inputs.seed,
-        inputs.is_causal,
-        inputs.dropout_p,
-    )
+    points, value, bad, bad_query = prepare(inputs)
+    arguments = (value, bad, inputs.mask, inputs.seed, inputs.is_causal, inputs.dropout_p)
+    out, lse = _operator(*ops.call_arguments(inputs.score, points), *arguments)
     lse = lse.to(out.dtype)
     attends = bad_query & (lse != -torch.inf)
     return out.masked_fill(attends[..., None], torch.nan), lse.masked_fill(attends, torch.nan)

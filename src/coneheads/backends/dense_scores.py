@@ -11,20 +11,17 @@ import torch
 from torch import Tensor
 
 from coneheads.backends import ops, reference
-from coneheads.backends.inputs import Points, finite_or_zero, lift
+from coneheads.backends.inputs import Inputs, Points, prepare
 from coneheads.backends.ops import LIBRARY, POINTS
 from coneheads.backends.pairs import PairGradients, Pairs, Tile, blocks
-from coneheads.scores import Score
 
 
-def pair_scores(query: Tensor, key: Tensor, score: Score) -> Tensor:
-    """query [B, H, L, E], key [B, Hkv, S, E] -> scores [B, H, L, S] in the compute dtype, NaN for bad tokens."""
-    query, bad_query = finite_or_zero(query)
-    key, bad_key = finite_or_zero(key)
-    scores: Tensor = torch.ops.coneheads.pair_scores(*ops.call_arguments(score, lift(query, key, score)))
-    group = query.shape[1] // key.shape[1]
-    bad = bad_query[..., None] | bad_key.repeat_interleave(group, 1)[..., None, :]
-    return scores.masked_fill(bad, torch.nan)
+def pair_scores(inputs: Inputs) -> Tensor:
+    """The scores [B, H, L, S] of a call's queries and keys in the compute dtype; NaN where one of them holds NaN."""
+    points, _, bad, bad_query = prepare(inputs)
+    scores: Tensor = torch.ops.coneheads.pair_scores(*ops.call_arguments(inputs.score, points))
+    bad = bad.repeat_interleave(points.q.shape[1] // points.k.shape[1], 1)
+    return scores.masked_fill(bad_query[..., :, None] | bad[..., None, :], torch.nan)
 
 
 def _tiles(pairs: Pairs) -> list[Tile]:

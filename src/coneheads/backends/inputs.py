@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,14 +49,53 @@ def finite_or_zero(tensor: Tensor) -> tuple[Tensor, Tensor]:
     and the NaN travel separately: a bad row computes as zeros, and its mark reaches only what attends to it.
     """
     finite = tensor.isfinite().all(-1)
-    return tensor.to(compute_dtype(tensor.dtype)).masked_fill(~finite[..., None], 0), ~finite
+    wide = _Widen.apply(tensor) if tensor.dtype == torch.float16 else tensor.to(compute_dtype(tensor.dtype))
+    return wide.masked_fill(~finite[..., None], 0), ~finite
 
 
-def lift(query: Tensor, key: Tensor, score: Score) -> Points:
-    """Queries and keys as points of the score."""
-    q, q_level = score.points(query)
-    k, k_level = score.points(key)
-    return Points(q, q_level, k, k_level)
+class _Widen(torch.autograd.Function):
+    """float16 to float32, with gradients that saturate at +-65504 on the way back.
+
+    A finite gradient may be too large for float16: the direction of a tiny vector turns fast.
+    """
+
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:
+        return tensor.float()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        largest = torch.finfo(torch.float16).max
+        return grad.clamp(-largest, largest).half()
+
+
+class Prepared(NamedTuple):
+    """A call as points and finite numbers, in the compute dtype."""
+
+    points: Points
+    value: Tensor  # [B, Hkv, S, Ev]
+    bad: Tensor  # bool [B, Hkv, S]: a row that attends to such a key is NaN
+    bad_query: Tensor  # bool [B, H, L]: such a row is NaN, unless it attends to nothing
+
+
+def prepare(inputs: Inputs, *, every_head: bool = False) -> Prepared:
+    """Lift queries and keys, NaN apart. With ``every_head``, keys and values are repeated for each query head.
+
+    They are also repeated where the score has a lift for each head, which makes another point of a key for each.
+    """
+    query, bad_query = finite_or_zero(inputs.query)
+    key, bad_key = finite_or_zero(inputs.key)
+    value, bad_value = finite_or_zero(inputs.value)
+    bad = bad_key | bad_value
+    group = query.shape[1] // key.shape[1]
+    if group > 1 and (every_head or inputs.score.lifts_per_head()):
+        key, value, bad = (tensor.repeat_interleave(group, 1) for tensor in (key, value, bad))
+    points = Points(*inputs.score.points(query), *inputs.score.points(key))
+    return Prepared(points, value, bad, bad_query)
 
 
 def causal_mask(rows: Tensor, columns: Tensor) -> Tensor:

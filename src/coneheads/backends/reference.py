@@ -9,20 +9,15 @@ import torch
 from torch import Tensor
 
 from coneheads.backends.dropout import keep_scale, row_numbers
-from coneheads.backends.inputs import Inputs, Points, causal_mask, finite_or_zero, lift
+from coneheads.backends.inputs import Inputs, Points, causal_mask, prepare
 from coneheads.scores import Score
 
 
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Output [B, H, L, Ev] and log-sum-exp of the masked scores [B, H, L], in the compute dtype."""
-    group = inputs.query.shape[1] // inputs.key.shape[1]
-    query, bad_query = finite_or_zero(inputs.query)
-    key, bad_key = finite_or_zero(inputs.key.repeat_interleave(group, 1))
-    value, bad_value = finite_or_zero(inputs.value.repeat_interleave(group, 1))
-
-    scores = pair_scores(inputs.score, lift(query, key, inputs.score))
-    scores = masked(scores, inputs.mask, inputs.is_causal)
-    scores = scores.masked_fill((bad_key | bad_value)[..., None, :] & (scores != -torch.inf), torch.nan)
+    points, value, bad, bad_query = prepare(inputs, every_head=True)
+    scores = masked(pair_scores(inputs.score, points), inputs.mask, inputs.is_causal)
+    scores = scores.masked_fill(bad[..., None, :] & (scores != -torch.inf), torch.nan)
     weights, lse = softmax(scores)
     if inputs.seed is not None:
         batch, heads, length, keys = weights.shape

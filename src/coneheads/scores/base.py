@@ -71,6 +71,11 @@ class Score:
         """The derivative of ``pair`` times ``grad``, with respect to measure, levels and the ``wanted`` pair fields."""
         return differentiate_pair(self, grad, measure, q_level, k_level, wanted)
 
+    def lifts_per_head(self) -> bool:
+        """Whether a field that ``points`` reads, as a tensor [..., H, 1, 1], has a value for each of several heads."""
+        fields = (getattr(self, name) for name in self.point_fields)
+        return any(isinstance(value, Tensor) and value.shape[-3] > 1 for value in fields)
+
     def parameters(self) -> dict[str, Parameter]:
         """The numeric fields by name."""
         fields = (field.name for field in dataclasses.fields(self))
