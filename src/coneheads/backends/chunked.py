@@ -145,8 +145,9 @@ def _backward(
             keep = tiles.keep(tile, weights.dtype)
             if keep is not None:
                 grad_weights *= keep
-            if one_tile:  # the same sum as dO O, but it cancels exactly where one key has all the weight
-                shift = shift - (weights * grad_weights).sum(-1, keepdim=True)
+            if one_tile:  # the same as dO O, but the gradients of a row's scores then add up to 0 without rounding
+                total = weights.sum(-1, keepdim=True)
+                shift = shift - (weights * grad_weights).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
             grad_scores = grad_weights.add_(shift).mul_(weights)
             used = weights if keep is None else weights.mul_(keep)
             grad_value[there] += pairs.product_over_rows(used, grad_rows)

@@ -27,9 +27,10 @@ NEAR_HIGHER_PRECISION = 2e-7
 FEW_COORDINATES = 4
 # Differences that are held at once while near pairs are computed, in elements.
 NEAR_BLOCK = 1 << 20
-# Elements of a tile, so that a few of its kind fit into the caches, and its keys at the most.
-TILE = 1 << 18
-COLUMNS = 1024
+# Elements of a tile, so that a few of its kind fit into the caches, and its keys at the most. Rows that one tile holds
+# whole have the most accurate gradients.
+TILE = 1 << 19
+COLUMNS = 4096
 
 
 class Tile(NamedTuple):

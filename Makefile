@@ -1,0 +1,65 @@
+# Everything runs in .venv, which the first target that needs it creates. PYTHON names another interpreter (3.10 or newer).
+PYTHON ?= python3
+WORKERS ?= 2
+FUZZ_CASES ?= 100000
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# pip obeys constraints.txt, in the isolated build of the package too (the second name is that of pip 25.3 and later).
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check slow docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(STAMP)  ## create .venv with all that demo and tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "==> creating $(VENV) and installing coneheads with its tools (some minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "coneheads needs Python 3.10 or newer; try: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+demo: $(STAMP)  ## show what cone attention does: a table, and a picture in outputs/
+	@echo "==> running examples/quickstart.py"
+	@$(BIN)/python examples/quickstart.py
+
+test: $(STAMP)  ## run the tests, without the slow ones
+	@echo "==> running the tests on $(WORKERS) workers"
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
+
+check: $(STAMP)  ## lint, check format and types, run the tests
+	@echo "==> linting"
+	@$(BIN)/ruff check .
+	@echo "==> checking the format"
+	@$(BIN)/ruff format --check .
+	@echo "==> checking types"
+	@$(BIN)/mypy
+	@$(MAKE) --no-print-directory test
+
+slow: $(STAMP)  ## run the slow tests and a fuzz of FUZZ_CASES cases
+	@echo "==> running the slow tests"
+	@$(BIN)/python -m pytest -q -m slow
+	@echo "==> fuzzing $(FUZZ_CASES) cases"
+	@$(BIN)/python -m pytest -q tests/test_fuzz.py --fuzz-cases $(FUZZ_CASES)
+
+docs: $(STAMP)  ## regenerate the tables and figures of README and docs
+	@echo "==> writing the generated tables"
+	@$(BIN)/python docs/generate.py
+	@echo "==> drawing the figures"
+	@$(BIN)/python docs/figures/draw_cones.py
+	@$(BIN)/python examples/quickstart.py --out docs/figures/quickstart.png
+	@echo "==> measuring errors, memory and time (some minutes)"
+	@$(BIN)/python docs/measure_errors.py
+
+clean:  ## remove .venv, outputs and caches
+	@echo "==> removing $(VENV), outputs and caches"
+	@rm -rf $(VENV) outputs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +
