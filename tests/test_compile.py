@@ -100,6 +100,15 @@ def test_compile_of_weights_and_scores():
     check_same(torch.compile(both, fullgraph=True, backend="aot_eager"), both, leaves, leaves)
 
 
+def test_compile_under_autocast():
+    def attend(query, key, value):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return coneheads.attention(query, key, value, enable_gqa=True)
+
+    leaves = tensors(2, 7, 11)
+    check_same(torch.compile(attend, fullgraph=True, backend="aot_eager"), attend, leaves, leaves)
+
+
 def test_compile_with_dropout_gives_what_its_seed_gives():
     def attend(query, key, value):
         return coneheads.attention(query, key, value, dropout_p=0.5, enable_gqa=True)

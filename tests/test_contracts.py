@@ -219,6 +219,22 @@ def test_autocast_casts_the_inputs_and_computes_in_float32(name, backend, dtype)
 
 
 @every_backend
+@every_score
+def test_other_devices(name, backend):
+    """No other device is at hand; tensors without data go through every shape and dtype that a device would see."""
+    query, key, value = (torch.randn(2, 4, n, 8, device="meta", requires_grad=True) for n in (5, 7, 7))
+    gamma = torch.ones(4, device="meta", requires_grad=True)
+    score = name if name in ("dot", "half_space", "hyperboloid") else coneheads.scores.BY_NAME[name](gamma=gamma)
+    mask = torch.ones(5, 7, device="meta")
+    out, lse = coneheads.attention(query, key, value, mask, 0.1, score=score, backend=backend, return_lse=True)
+    assert (out.shape, out.device.type, out.dtype) == ((2, 4, 5, 8), "meta", torch.float32)
+    assert (lse.shape, lse.device.type, lse.dtype) == ((2, 4, 5), "meta", torch.float32)
+    grads = torch.autograd.grad(out.sum(), (query, key, value))
+    assert [grad.shape for grad in grads] == [query.shape, key.shape, value.shape]
+    assert coneheads.attention_weights(query, key, score=score).shape == (2, 4, 5, 7)
+
+
+@every_backend
 def test_half_precision_computes_in_float32(backend):
     query, key, value = (t.half() for t in SHAPES[0].tensors(torch.float32))
     got = coneheads.attention(query, key, value, score="umbral", backend=backend)

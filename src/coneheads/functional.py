@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Literal, overload
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from coneheads import _checks, backends
 from coneheads.backends import dense_scores, reference
-from coneheads.backends.inputs import Inputs, compute_dtype
+from coneheads.backends.inputs import Inputs, autocast_is_on, compute_dtype, without_autocast
 from coneheads.scores import Score, resolve
 
 
@@ -90,7 +89,7 @@ def attention(
     lead = _leading_sizes(query, key, value, enable_gqa=enable_gqa)
     length, keys = query.shape[-2], key.shape[-2]
     _checks.mask(attn_mask, query, (*lead, length, keys), is_causal=is_causal)
-    with _full_precision(query):
+    with without_autocast(query.device.type):
         inputs = _inputs(query, key, value, attn_mask, lead, score, enable_gqa)
         if dropout_p > 0:
             seed = torch.randint(2**62, (), device=query.device)
@@ -124,7 +123,7 @@ def attention_weights(
     _checks.flag("is_causal", is_causal)
     scores, lead = _scores(query, key, score, enable_gqa)
     _checks.mask(attn_mask, query, (*lead, *scores.shape[-2:]), is_causal=is_causal)
-    with _full_precision(query):
+    with without_autocast(query.device.type):
         weights, _ = reference.softmax(reference.masked(scores, attn_mask, is_causal))
     return weights.to(query.dtype)
 
@@ -162,7 +161,7 @@ def _scores(query: Tensor, key: Tensor, score: Score | str, enable_gqa: bool) ->
     _checks.flag("enable_gqa", enable_gqa)
     _checks.query_and_key(query, key, enable_gqa=enable_gqa)
     lead = _leading_sizes(query, key, key, enable_gqa=enable_gqa)
-    with _full_precision(query):
+    with without_autocast(query.device.type):
         inputs = _inputs(query, key, key, None, lead, score, enable_gqa)
         scores = dense_scores.pair_scores(inputs)
     return scores.reshape(*lead, query.shape[-2], key.shape[-2]), lead
@@ -171,18 +170,11 @@ def _scores(query: Tensor, key: Tensor, score: Score | str, enable_gqa: bool) ->
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast the inputs take its dtype, as those of SDPA do; float64 stays."""
     first = tensors[0]
-    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+    if not isinstance(first, Tensor) or not autocast_is_on(first.device.type):
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
     eligible = (torch.float32, torch.float16, torch.bfloat16)
     return tuple(t.to(dtype) if isinstance(t, Tensor) and t.dtype in eligible else t for t in tensors)
-
-
-def _full_precision(query: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Autocast off: distances and sums are float32 at least."""
-    if torch.is_autocast_enabled(query.device.type):
-        return torch.autocast(query.device.type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _leading_sizes(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ class _Tiles:
         self.inputs = inputs
         self.pairs = Pairs(inputs.score, inputs.points)
         self.blocking = self.pairs.blocking()
-        self.batch, self.heads, self.length, _ = inputs.points.q.shape
+        _, self.heads, self.length, _ = inputs.points.q.shape
         self.keys = inputs.points.k.shape[2]
         self.bad = inputs.bad if inputs.bad is not None and bool(inputs.bad.any()) else None
 

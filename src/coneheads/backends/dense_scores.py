@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coneheads.backends import ops, reference
-from coneheads.backends.inputs import Inputs, Points, prepare
+from coneheads.backends.inputs import Inputs, Points, prepare, without_autocast
 from coneheads.backends.ops import LIBRARY, POINTS
 from coneheads.backends.pairs import PairGradients, Pairs, Tile, blocks
 
@@ -40,8 +40,9 @@ def _run(
 ) -> Tensor:
     pairs = Pairs(ops.rebuild(spec, parameters), Points(q, q_level, k, k_level))
     scores = q.new_empty(*q.shape[:3], k.shape[2])
-    for tile in _tiles(pairs):
-        scores[tile.batch, tile.heads, tile.rows, tile.columns] = pairs.at(tile).scores()
+    with without_autocast(q.device.type):
+        for tile in _tiles(pairs):
+            scores[tile.batch, tile.heads, tile.rows, tile.columns] = pairs.at(tile).scores()
     return scores
 
 
@@ -58,8 +59,9 @@ def _run_backward(
     score = ops.rebuild(spec, parameters)
     pairs = Pairs(score, Points(q, q_level, k, k_level))
     grads = PairGradients(pairs, ops.wanted_names(score, wanted))
-    for tile in _tiles(pairs):
-        pairs.at(tile).backward(grad[tile.batch, tile.heads, tile.rows, tile.columns], grads)
+    with without_autocast(q.device.type):  # backward may run where autocast is on
+        for tile in _tiles(pairs):
+            pairs.at(tile).backward(grad[tile.batch, tile.heads, tile.rows, tile.columns], grads)
     asked = [grads.parameters.get(name) for name in score.pair_fields]
     return ops.pack([grads.q.to(q.dtype), grads.q_level, grads.k.to(k.dtype), grads.k_level, *asked], q)
 

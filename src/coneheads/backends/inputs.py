@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +36,16 @@ class Points(NamedTuple):
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Distances, scores, softmax and sums are float64 for float64 inputs and float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def autocast_is_on(device_type: str) -> bool:
+    """Whether autocast is enabled on a device; some devices do not know it."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """Autocast off: distances and sums are float32 at least."""
+    return torch.autocast(device_type, enabled=False) if autocast_is_on(device_type) else contextlib.nullcontext()
 
 
 def higher_precision(tensor: Tensor) -> torch.dtype:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coneheads.backends.inputs import Points, higher_precision
+from coneheads.backends.inputs import Points, higher_precision, without_autocast
 from coneheads.scores import Score
 from coneheads.scores.base import from_spec
 
@@ -107,7 +107,7 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
     )
 
     def run(q, q_level, k, k_level, parameters, spec, *rest):  # type: ignore[no-untyped-def]
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             return forward(FusedInputs(rebuild(spec, parameters), Points(q, q_level, k, k_level), *rest))
 
     def trace(q, q_level, k, k_level, parameters, spec, value, *rest):  # type: ignore[no-untyped-def]
@@ -118,7 +118,7 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
         score = rebuild(spec, parameters)
         inputs = FusedInputs(score, Points(q, q_level, k, k_level), *call)
         names = Wanted(wanted_names(score, wanted), mask_wanted)
-        with torch.autocast(q.device.type, enabled=False):  # backward may run where autocast is on
+        with without_autocast(q.device.type):  # backward may run where autocast is on
             grads = backward(inputs, out, lse, grad_out, grad_lse, names)
         points = [grads.q, grads.q_level, grads.k, grads.k_level, grads.value, grads.mask]
         return pack(points + [grads.parameters.get(field) for field in score.pair_fields], out)

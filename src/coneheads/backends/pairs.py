@@ -124,11 +124,9 @@ class TilePairs:
     """The pairs of one tile: their scores, and what a gradient of these scores gives."""
 
     def __init__(self, pairs: Pairs, tile: Tile) -> None:
-        self._pairs, self._tile = pairs, tile
-        self._query, self._key = (
-            (tile.batch, tile.heads, tile.rows),
-            (tile.batch, tile.kv_heads, tile.columns),
-        )
+        self._pairs = pairs
+        self._query = (tile.batch, tile.heads, tile.rows)
+        self._key = (tile.batch, tile.kv_heads, tile.columns)
         self._near: _Near | None = None
         points = pairs.points
         if pairs.score.measures == "product":
@@ -208,12 +206,12 @@ class TilePairs:
 
 
 class PairGradients:
-    """Gradients of points and wanted parameters, gathered tile by tile. Those of positions are in the product dtype."""
+    """Gradients of points and wanted parameters, gathered tile by tile; of positions in the dtype of their products."""
 
     def __init__(self, pairs: Pairs, wanted: tuple[str, ...]) -> None:
         points, parameters = pairs.points, pairs.score.parameters()
-        plain = pairs.score.measures == "product" or pairs.direct
-        dtype = points.q.dtype if plain else higher_precision(points.q)
+        by_distance_product = pairs.score.measures == "distance_sq" and not pairs.direct
+        dtype = higher_precision(points.q) if by_distance_product else points.q.dtype
         self.q = torch.zeros_like(points.q, dtype=dtype)
         self.k = torch.zeros_like(points.k, dtype=dtype)
         self.q_level = None if points.q_level is None else torch.zeros_like(points.q_level)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 Parameter = float | Tensor
+# Divisors are kept above this in derivatives. It is far below every distance of float32 and only ever meets a factor 0.
+TINY = 1e-30
 ScoreT = TypeVar("ScoreT", bound="Score")
 
 

@@ -19,12 +19,10 @@ from torch import Tensor
 from coneheads import _checks
 from coneheads.geometry import lifts, shadow_cones
 from coneheads.geometry.primitives import safe_sqrt
-from coneheads.scores.base import PairGradient, Parameter, Score, per_token
+from coneheads.scores.base import TINY, PairGradient, Parameter, Score, per_token
 
 READOUTS = ("height", "height_sq", "distance")
 
-# Divisors are kept above this: far below every distance of float32, it only ever meets a factor 0.
-TINY = 1e-30
 # `distance` reads heights below e^-40 as e^-40, so that its logarithm stays finite (a depth of 40 below O).
 HEIGHT_SQ_FLOOR = math.exp(-80)
 

@@ -10,10 +10,7 @@ from torch import Tensor
 from coneheads import _checks
 from coneheads.geometry import lifts
 from coneheads.geometry.primitives import positive_asinh, safe_sqrt
-from coneheads.scores.base import PairGradient, Parameter, Score
-
-# Divisors are kept above this; it is far below every squared distance of float32, and only ever meets a factor 0.
-TINY = 1e-30
+from coneheads.scores.base import TINY, PairGradient, Parameter, Score
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch.nn.functional import softplus
 from coneheads import _checks
 from coneheads.geometry import lifts, shadow_cones
 from coneheads.geometry.primitives import angle_from_chord_sq, unit
-from coneheads.scores.base import PairGradient, Parameter, Score, per_token
-from coneheads.scores.cones import TINY, lca_level_backward
+from coneheads.scores.base import TINY, PairGradient, Parameter, Score, per_token
+from coneheads.scores.cones import lca_level_backward
 
 
 def direction_and_excess(features: Tensor) -> tuple[Tensor, Tensor]:
