@@ -86,8 +86,9 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *points, parameters, ctx.spec, grad, _wanted = inputs
+    *points, parameters, ctx.spec, grad, wanted = inputs
     ctx.save_for_backward(grad, *points, *parameters)
+    ctx.no_gradient_of_wanted = None if wanted else []  # torch takes an empty list for one of tensors
 
 
 def _differentiate_twice(ctx: Any, second: list[Tensor]) -> tuple[Any, ...]:
@@ -106,7 +107,7 @@ def _differentiate_twice(ctx: Any, second: list[Tensor]) -> tuple[Any, ...]:
         present = [t for t in variables if t is not None]
         found = iter(torch.autograd.grad(weighed, present, allow_unused=True, materialize_grads=True))
     by_grad, q, q_level, k, k_level, *parameters = [None if t is None else next(found) for t in variables]
-    return q, q_level, k, k_level, parameters, None, by_grad, None
+    return q, q_level, k, k_level, parameters, None, by_grad, ctx.no_gradient_of_wanted
 
 
 LIBRARY.define(f"pair_scores({POINTS}) -> Tensor")

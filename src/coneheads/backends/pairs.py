@@ -145,7 +145,10 @@ class TilePairs:
         )
 
     def scores(self) -> Tensor:
-        """The scores [B, H, L, S] of the tile, which the caller may change."""
+        """The scores [B, H, L, S] of the tile, which the caller may change.
+
+        They may be the measure itself, if the score is; its derivative then does not depend on what stands there.
+        """
         return self._score.pair(self._measure, *self._levels)
 
     def backward(self, grad: Tensor, grads: PairGradients) -> None:

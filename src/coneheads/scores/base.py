@@ -54,11 +54,15 @@ class Score:
         """
         raise NotImplementedError
 
+    def query_points(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``points`` of queries, for a score that treats them otherwise than keys."""
+        return self.points(features)
+
     def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
         """The score of pairs, elementwise and differentiable, before mask and softmax.
 
         measure [..., H, L, S] is what ``measures`` says; q_level [..., H, L, 1] and k_level [..., H, 1, S] come from
-        ``points``. A field that is a tensor has shape [..., H, 1, 1].
+        ``points``. A field that is a tensor has shape [..., H, 1, 1]. It must not write into its arguments.
         """
         raise NotImplementedError
 
