@@ -158,7 +158,7 @@ def test_operators_pass_the_checks_of_torch_library(name):
 
     score = resolve(name).for_size(5)
     query, key, value = tensors(2, 3, 4)
-    q, q_level = score.query_points(query.detach())
+    q, q_level = score.points(query.detach())
     k, k_level = score.points(key.detach())
     points = [None if t is None else t.requires_grad_() for t in (q, q_level, k, k_level)]
     parameters = [p.requires_grad_() for p in ops.pair_parameters(score, q)]

@@ -76,7 +76,7 @@ def test_hand_written_derivative_of_a_pair_is_that_of_autograd(name, readout):
     query, key = torch.randn(2, 1, 1, size, 8, dtype=torch.float64).unbind(0)
     query[..., : size // 4, :] *= 0.05  # points with common ancestors
     key[..., : size // 4, :] *= 0.05
-    (q, q_level), (k, k_level) = score.query_points(query), score.points(key)
+    (q, q_level), (k, k_level) = score.points(query), score.points(key)
     measure = q @ k.mT if score.measures == "product" else (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
     levels = (None, None) if q_level is None else (q_level[..., :, None], k_level[..., None, :])
     parameters = {

@@ -158,9 +158,10 @@ def _backward(
             keep = tiles.keep(tile, weights.dtype)
             if keep is not None:
                 grad_weights *= keep
+            grad_scores = grad_weights.mul_(weights)
             if one_tile:
-                shift = shift - (weights * grad_weights).sum(-1, keepdim=True)
-            grad_scores = grad_weights.add_(shift).mul_(weights)
+                shift = shift - grad_scores.sum(-1, keepdim=True)
+            grad_scores.addcmul_(weights, shift)
             used = weights if keep is None else weights.mul_(keep)
             grad_value[there] += pairs.product_over_rows(used, grad_rows)
             if grad_mask is not None:

@@ -105,7 +105,7 @@ def prepare(inputs: Inputs, *, every_head: bool = False) -> Prepared:
     group = query.shape[1] // key.shape[1]
     if group > 1 and (every_head or inputs.score.lifts_per_head()):
         key, value, bad = (tensor.repeat_interleave(group, 1) for tensor in (key, value, bad))
-    points = Points(*inputs.score.query_points(query), *inputs.score.points(key))
+    points = Points(*inputs.score.points(query), *inputs.score.points(key))
     return Prepared(points, value, bad, bad_query)
 
 

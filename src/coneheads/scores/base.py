@@ -54,10 +54,6 @@ class Score:
         """
         raise NotImplementedError
 
-    def query_points(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
-        """``points`` of queries, for a score that treats them otherwise than keys."""
-        return self.points(features)
-
     def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
         """The score of pairs, elementwise and differentiable, before mask and softmax.
 

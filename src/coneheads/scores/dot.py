@@ -27,6 +27,7 @@ class DotProduct(Score):
 
     name: ClassVar[str] = "dot"
     measures: ClassVar = "product"
+    pair_fields: ClassVar = ("scale",)
 
     def __post_init__(self) -> None:
         if self.scale is not None:
@@ -39,13 +40,10 @@ class DotProduct(Score):
         """The features themselves; beyond 1e15 they saturate, so that finite inputs give finite scores."""
         return features.clamp(-POSITION_LIMIT, POSITION_LIMIT), None
 
-    def query_points(self, features: Tensor) -> tuple[Tensor, None]:
-        """Queries carry the scale, which costs less than to multiply every pair by it."""
-        assert self.scale is not None
-        return self.points(features)[0] * self.scale, None
-
     def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
-        return measure
+        # Queries could carry the scale, which is cheaper; but to round them costs accuracy where features are large.
+        assert self.scale is not None
+        return measure * self.scale
 
     def pair_backward(
         self,
@@ -55,7 +53,9 @@ class DotProduct(Score):
         k_level: Tensor | None,
         wanted: tuple[str, ...],
     ) -> PairGradient:
-        return PairGradient(grad)
+        assert self.scale is not None
+        parameters = {"scale": grad * measure} if "scale" in wanted else {}
+        return PairGradient(grad * self.scale, parameters=parameters)
 
 
 SCORES = (DotProduct,)
