@@ -48,7 +48,7 @@ slow: $(STAMP)  ## run the slow tests and a fuzz of FUZZ_CASES cases
 	@echo "==> running the slow tests"
 	@$(BIN)/python -m pytest -q -m slow
 	@echo "==> fuzzing $(FUZZ_CASES) cases"
-	@$(BIN)/python -m pytest -q tests/test_fuzz.py --fuzz-cases $(FUZZ_CASES)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) tests/test_fuzz.py --fuzz-cases $(FUZZ_CASES)
 
 docs: $(STAMP)  ## regenerate the tables and figures of README and docs
 	@echo "==> writing the generated tables"

@@ -45,12 +45,15 @@ def backends_table() -> str:
             backend.summary,
             backend.memory,
             "yes" if backend.second_derivative else "no",
+            "yes" if backend.transforms else "no",
             ", ".join(backend.devices) or "every",
             ", ".join(str(dtype).removeprefix("torch.") for dtype in backend.dtypes),
         ]
         for backend in BACKENDS
     ]
-    return markdown_table(["name", "how", "memory beside inputs", "second derivative", "devices", "dtypes"], rows)
+    return markdown_table(
+        ["name", "how", "memory beside inputs", "second derivative", "`torch.func`", "devices", "dtypes"], rows
+    )
 
 
 def with_table(text: str, name: str, table: str) -> str:

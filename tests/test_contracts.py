@@ -258,6 +258,48 @@ def test_second_derivative_where_declared_and_a_clear_error_elsewhere(name, back
         grad.sum().backward()
 
 
+@every_backend
+def test_gradient_checkpointing(backend):
+    query, key, value = leaves((1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8))
+
+    def out(query, key, value):
+        attended = coneheads.attention(query, key, value, backend=backend)
+        return attended + coneheads.attention_weights(query, key) @ value
+
+    again = torch.utils.checkpoint.checkpoint(out, query, key, value, use_reentrant=False)
+    for a, b in zip(
+        *(torch.autograd.grad(o.sum(), (query, key, value)) for o in (out(query, key, value), again)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+TRANSFORMS = {
+    "grad": lambda f, q: torch.func.grad(lambda q: f(q).sum())(q),
+    "vmap": lambda f, q: torch.func.vmap(f)(q),
+    "vmap of grad": lambda f, q: torch.func.vmap(torch.func.grad(lambda q: f(q).sum()))(q),
+    "jvp": lambda f, q: torch.func.jvp(f, (q,), (torch.ones_like(q),))[1],
+    "hessian": lambda f, q: torch.func.hessian(lambda q: f(q).sum())(q),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_transforms_of_torch_func_where_declared_and_a_clear_error_elsewhere(transform, dtype):
+    query = torch.randn(2, 3, 4).to(dtype)
+
+    def using(backend):
+        def both(q):
+            return coneheads.attention(q, q, q, backend=backend) + coneheads.attention_weights(q, q) @ q
+
+        return TRANSFORMS[transform](both, query)
+
+    torch.testing.assert_close(using("auto"), using("reference"))
+    assert using("auto").isfinite().all()
+    with pytest.raises(ValueError, match=r"backend='chunked' cannot serve .* torch.func .* can: 'reference'"):
+        using("chunked")
+
+
 # --- 7. Backends -----------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +319,7 @@ def test_explicit_backend_that_cannot_serve_says_why_and_names_those_that_can(mo
         summary="",
         memory="",
         second_derivative=False,
+        transforms=False,
         devices=("cuda",),
         dtypes=(torch.float32,),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coneheads import _checks
 from coneheads.backends import chunked, reference
-from coneheads.backends.inputs import Inputs
+from coneheads.backends.inputs import Inputs, in_transform
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Backend:
     summary: str
     memory: str  # of forward and backward, beside inputs and outputs
     second_derivative: bool
+    transforms: bool  # torch.func.grad, vmap, jvp and the like, and forward-mode differentiation
     devices: tuple[str, ...] = ()  # empty: every device
     dtypes: tuple[torch.dtype, ...] = _checks.FLOATING
 
@@ -37,6 +38,8 @@ class Backend:
         if inputs.query.dtype not in self.dtypes:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
             reasons.append(f"it takes {names} and query is {str(inputs.query.dtype).removeprefix('torch.')}")
+        if not self.transforms and in_transform():
+            reasons.append("it has no rules for torch.func and forward-mode differentiation, which are at work here")
         return reasons
 
 
@@ -48,6 +51,7 @@ BACKENDS = (
         summary="tiles and a running softmax in plain PyTorch",
         memory="linear in L and S",
         second_derivative=False,
+        transforms=False,
     ),
     Backend(
         name="reference",
@@ -55,6 +59,7 @@ BACKENDS = (
         summary="dense, by direct differences: the oracle",
         memory="L x S x E",
         second_derivative=True,
+        transforms=True,
     ),
 )
 NAMES = tuple(backend.name for backend in BACKENDS)

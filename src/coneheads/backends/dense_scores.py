@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 
 from coneheads.backends import ops, reference
-from coneheads.backends.inputs import Inputs, Points, prepare, without_autocast
+from coneheads.backends.inputs import Inputs, Points, in_transform, prepare, without_autocast
 from coneheads.backends.ops import LIBRARY, POINTS
 from coneheads.backends.pairs import PairGradients, Pairs, Tile, blocks
 
 
 def pair_scores(inputs: Inputs) -> Tensor:
     """The scores [B, H, L, S] of a call's queries and keys in the compute dtype; NaN where one of them holds NaN."""
-    points, _, bad, bad_query = prepare(inputs)
-    scores: Tensor = torch.ops.coneheads.pair_scores(*ops.call_arguments(inputs.score, points))
+    transformed = in_transform()  # where the operator has no rule
+    points, _, bad, bad_query = prepare(inputs, every_head=transformed)
+    if transformed:
+        scores = reference.pair_scores(inputs.score, points)
+    else:
+        scores = torch.ops.coneheads.pair_scores(*ops.call_arguments(inputs.score, points))
     bad = bad.repeat_interleave(points.q.shape[1] // points.k.shape[1], 1)
     return scores.masked_fill(bad_query[..., :, None] | bad[..., None, :], torch.nan)
 
@@ -40,7 +44,7 @@ def _run(
 ) -> Tensor:
     pairs = Pairs(ops.rebuild(spec, parameters), Points(q, q_level, k, k_level))
     scores = q.new_empty(*q.shape[:3], k.shape[2])
-    with without_autocast(q.device.type):
+    with torch.no_grad(), without_autocast(q.device.type):
         for tile in _tiles(pairs):
             scores[tile.batch, tile.heads, tile.rows, tile.columns] = pairs.at(tile).scores()
     return scores
@@ -59,7 +63,7 @@ def _run_backward(
     score = ops.rebuild(spec, parameters)
     pairs = Pairs(score, Points(q, q_level, k, k_level))
     grads = PairGradients(pairs, ops.wanted_names(score, wanted))
-    with without_autocast(q.device.type):  # backward may run where autocast is on
+    with torch.no_grad(), without_autocast(q.device.type):  # backward may run where autocast is on
         for tile in _tiles(pairs):
             pairs.at(tile).backward(grad[tile.batch, tile.heads, tile.rows, tile.columns], grads)
     asked = [grads.parameters.get(name) for name in score.pair_fields]
@@ -78,9 +82,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    points, parameters = ctx.saved_tensors[:4], list(ctx.saved_tensors[4:])
+    q, q_level, k, k_level, *parameters = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[4])
-    grads = torch.ops.coneheads.pair_scores_backward(*points, parameters, ctx.spec, grad, wanted)
+    grads = torch.ops.coneheads.pair_scores_backward(q, q_level, k, k_level, parameters, ctx.spec, grad, wanted)
     q, q_level, k, k_level, *asked = ops.unpack(grads)
     return q, q_level, k, k_level, asked, None
 

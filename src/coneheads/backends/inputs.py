@@ -48,6 +48,13 @@ def without_autocast(device_type: str) -> contextlib.AbstractContextManager[obje
     return torch.autocast(device_type, enabled=False) if autocast_is_on(device_type) else contextlib.nullcontext()
 
 
+def in_transform() -> bool:
+    """Whether this runs under a transform of ``torch.func`` (grad, vmap, ...) or in forward-mode differentiation."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
+
+
 def higher_precision(tensor: Tensor) -> torch.dtype:
     """The dtype for what must not be rounded to float32: float64, except on devices that have none."""
     return tensor.dtype if tensor.device.type == "mps" else torch.float64
@@ -70,6 +77,8 @@ class _Widen(torch.autograd.Function):
     A finite gradient may be too large for float16: the direction of a tiny vector turns fast.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(tensor: Tensor) -> Tensor:
         return tensor.float()
@@ -82,6 +91,10 @@ class _Widen(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         largest = torch.finfo(torch.float16).max
         return grad.clamp(-largest, largest).half()
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.float()
 
 
 class Prepared(NamedTuple):

@@ -107,7 +107,7 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
     )
 
     def run(q, q_level, k, k_level, parameters, spec, *rest):  # type: ignore[no-untyped-def]
-        with without_autocast(q.device.type):
+        with torch.no_grad(), without_autocast(q.device.type):
             return forward(FusedInputs(rebuild(spec, parameters), Points(q, q_level, k, k_level), *rest))
 
     def trace(q, q_level, k, k_level, parameters, spec, value, *rest):  # type: ignore[no-untyped-def]
@@ -118,7 +118,7 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
         score = rebuild(spec, parameters)
         inputs = FusedInputs(score, Points(q, q_level, k, k_level), *call)
         names = Wanted(wanted_names(score, wanted), mask_wanted)
-        with without_autocast(q.device.type):  # backward may run where autocast is on
+        with torch.no_grad(), without_autocast(q.device.type):  # backward may run where autocast is on
             grads = backward(inputs, out, lse, grad_out, grad_lse, names)
         points = [grads.q, grads.q_level, grads.k, grads.k_level, grads.value, grads.mask]
         return pack(points + [grads.parameters.get(field) for field in score.pair_fields], out)
@@ -133,11 +133,11 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
         ctx.save_for_backward(q, q_level, k, k_level, value, bad, mask, seed, *output, *parameters)
 
     def differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
-        *points, value, bad, mask, seed, out, lse = ctx.saved_tensors[:10]
+        saved = ctx.saved_tensors  # read once, as gradient checkpointing asks
+        *points, value, bad, mask, seed, out, lse = saved[:10]
         rest = (value, bad, mask, seed, ctx.is_causal, ctx.dropout_p, out, lse, grad_out, grad_lse)
         wanted, mask_wanted = list(ctx.needs_input_grad[4]), ctx.needs_input_grad[8]
-        parameters = list(ctx.saved_tensors[10:])
-        grads = unpack(operator_backward(*points, parameters, ctx.spec, *rest, wanted, mask_wanted))
+        grads = unpack(operator_backward(*points, list(saved[10:]), ctx.spec, *rest, wanted, mask_wanted))
         q, q_level, k, k_level, value, mask = grads[:6]
         return q, q_level, k, k_level, grads[6:], None, value, None, mask, None, None, None
 

@@ -37,7 +37,7 @@ def safe_sqrt(x: Tensor) -> Tensor:
         >>> x.grad
         tensor([0.0000, 0.2500])
     """
-    if not (torch.is_grad_enabled() and x.requires_grad):
+    if not torch.is_grad_enabled():
         return x.clamp_min(0).sqrt()
     # "x <= 0" and not "x > 0" chooses the constant, so that NaN goes through the root and stays visible.
     at_zero = x <= 0
