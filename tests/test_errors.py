@@ -250,6 +250,13 @@ ATTENTION = [
         "got float32 [3] on cpu",
     ),
     (
+        "a parameter on another device",
+        lambda: attend(score=Penumbral(gamma=torch.ones(4, device="meta"))),
+        ValueError,
+        "gamma is a tensor and must be on the device of query; "
+        "got query float32 [2, 4, 5, 8] on cpu and gamma float32 [4] on meta",
+    ),
+    (
         "a parameter for each query",
         lambda: attend(score=Umbral(radius=torch.ones(4, 5, 1))),
         ValueError,

@@ -56,11 +56,17 @@ def number(argument: str, value: object, *, least: float = -math.inf, above: boo
         raise ValueError(f"{argument} must be a finite number{bound}; got {value!r}")
 
 
-def per_head(argument: str, value: Tensor, lead: tuple[int, ...]) -> Tensor:
+def per_head(argument: str, value: Tensor, query: Tensor, lead: tuple[int, ...]) -> Tensor:
     """A parameter tensor, as a view [..., H, 1, 1] that broadcasts against the scores [..., H, L, S].
 
-    Accepted: shape [], [1], [H] (one value a head), or any shape that broadcasts to [..., H, 1, 1].
+    Accepted: shape [], [1], [H] (one value a head), or any shape that broadcasts to [..., H, 1, 1]; on the device of
+    query, or a single value on the CPU.
     """
+    if value.device != query.device and not (value.dim() == 0 and value.device.type == "cpu"):
+        raise ValueError(
+            f"{argument} is a tensor and must be on the device of query; "
+            f"got query {describe(query)} and {argument} {describe(value)}"
+        )
     heads = lead[-1] if lead else 1
     if value.dim() == 1 and value.shape[0] in (1, heads):
         return value[:, None, None]

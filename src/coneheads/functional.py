@@ -119,11 +119,12 @@ def attention_weights(
         >>> weights.shape, torch.allclose(weights.sum(-1), torch.ones(1, 5))
         (torch.Size([1, 5, 5]), True)
     """
-    query, key, _ = _autocast(query, key, key)
+    query, key = _autocast(query, key)
     _checks.flag("is_causal", is_causal)
-    scores, lead = _scores(query, key, score, enable_gqa)
-    _checks.mask(attn_mask, query, (*lead, *scores.shape[-2:]), is_causal=is_causal)
+    lead = _checked_lead(query, key, enable_gqa)
+    _checks.mask(attn_mask, query, (*lead, query.shape[-2], key.shape[-2]), is_causal=is_causal)
     with without_autocast(query.device.type):
+        scores = _scores(query, key, lead, score, enable_gqa)
         weights, _ = reference.softmax(reference.masked(scores, attn_mask, is_causal))
     return weights.to(query.dtype)
 
@@ -141,8 +142,10 @@ def attention_scores(
         >>> bool(same > other)                                         # a point is nearest to itself
         True
     """
-    query, key, _ = _autocast(query, key, key)
-    scores, _ = _scores(query, key, score, enable_gqa)
+    query, key = _autocast(query, key)
+    lead = _checked_lead(query, key, enable_gqa)
+    with without_autocast(query.device.type):
+        scores = _scores(query, key, lead, score, enable_gqa)
     return scores.to(query.dtype)
 
 
@@ -156,15 +159,17 @@ def available_backends() -> list[str]:
     return list(backends.NAMES)
 
 
-def _scores(query: Tensor, key: Tensor, score: Score | str, enable_gqa: bool) -> tuple[Tensor, tuple[int, ...]]:
-    """The scores [..., H, L, S] in the compute dtype, and their leading sizes."""
+def _checked_lead(query: Tensor, key: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """The leading sizes [..., H] of the scores, once query and key are found to fit."""
     _checks.flag("enable_gqa", enable_gqa)
     _checks.query_and_key(query, key, enable_gqa=enable_gqa)
-    lead = _leading_sizes(query, key, key, enable_gqa=enable_gqa)
-    with without_autocast(query.device.type):
-        inputs = _inputs(query, key, key, None, lead, score, enable_gqa)
-        scores = dense_scores.pair_scores(inputs)
-    return scores.reshape(*lead, query.shape[-2], key.shape[-2]), lead
+    return _leading_sizes(query, key, key, enable_gqa=enable_gqa)
+
+
+def _scores(query: Tensor, key: Tensor, lead: tuple[int, ...], score: Score | str, enable_gqa: bool) -> Tensor:
+    """The scores [..., H, L, S] in the compute dtype."""
+    inputs = _inputs(query, key, key, None, lead, score, enable_gqa)
+    return dense_scores.pair_scores(inputs).reshape(*lead, query.shape[-2], key.shape[-2])
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -208,7 +213,7 @@ def _inputs(
     batch, heads = tuple(lead[:-1]), (lead[-1] if lead else 1)
     kv_heads = key.shape[-3] if enable_gqa else heads
     parameters = {
-        name: _flatten_batch(_checks.per_head(name, value, tuple(lead)), batch).to(compute_dtype(query.dtype))
+        name: _flatten_batch(_checks.per_head(name, value, query, lead), batch).to(compute_dtype(query.dtype))
         for name, value in resolved.parameters().items()
         if isinstance(value, Tensor)
     }
