@@ -5,7 +5,7 @@ import torch
 
 import coneheads
 from coneheads.scores import BY_NAME, Penumbral, Umbral, resolve
-from coneheads.scores.base import differentiate_pair
+from coneheads.scores.base import NO_LEVEL, differentiate_pair
 from tests.cases import SCORE_NAMES
 
 VARIANTS = [
@@ -78,7 +78,7 @@ def test_hand_written_derivative_of_a_pair_is_that_of_autograd(name, readout):
     key[..., : size // 4, :] *= 0.05
     (q, q_level), (k, k_level) = score.points(query), score.points(key)
     measure = q @ k.mT if score.measures == "product" else (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
-    levels = (None, None) if q_level is None else (q_level[..., :, None], k_level[..., None, :])
+    levels = (NO_LEVEL, NO_LEVEL) if q_level is None else (q_level[..., :, None], k_level[..., None, :])
     parameters = {
         field: torch.rand(1, 1, 1, 1, dtype=torch.float64) + value * 0.5
         for field, value in score.parameters().items()

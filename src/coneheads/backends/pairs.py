@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coneheads.backends.inputs import Points, higher_precision
 from coneheads.scores import Score
+from coneheads.scores.base import NO_LEVEL
 
 # Below this share of |a|^2 a squared distance is computed directly: where the product has the precision of the result,
 # a tenth keeps all but one digit; in float64 for a float32 result, 1e-7 keeps them all and next to no pair is near.
@@ -135,7 +136,7 @@ class TilePairs:
             self._measure = functools.reduce(torch.add, (d.square() for d in self._differences()))
         else:
             self._measure = self._distances_sq()
-        self._levels: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._levels = (NO_LEVEL, NO_LEVEL)
         if points.q_level is not None and points.k_level is not None:
             k_level = points.k_level[self._key].repeat_interleave(pairs.group, 1)
             self._levels = (points.q_level[self._query][..., :, None], k_level[..., None, :])

@@ -11,6 +11,7 @@ from torch import Tensor
 from coneheads.backends.dropout import keep_scale, row_numbers
 from coneheads.backends.inputs import Inputs, Points, causal_mask, prepare
 from coneheads.scores import Score
+from coneheads.scores.base import NO_LEVEL
 
 
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -33,9 +34,9 @@ def pair_scores(score: Score, points: Points) -> Tensor:
     """The scores of all pairs, [B, H, L, S], by direct differences of the positions."""
     q, q_level, k, k_level = points
     measure = q @ k.mT if score.measures == "product" else _distance_sq(q, k)
-    q_level = None if q_level is None else q_level[..., :, None]
-    k_level = None if k_level is None else k_level[..., None, :]
-    return score.pair(measure, q_level, k_level)
+    if q_level is None or k_level is None:
+        return score.pair(measure, NO_LEVEL, NO_LEVEL)
+    return score.pair(measure, q_level[..., :, None], k_level[..., None, :])
 
 
 def _distance_sq(q: Tensor, k: Tensor) -> Tensor:

@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 Parameter = float | Tensor
+Names = tuple[str, ...]
+#: stands for the levels of a score whose points have none
+NO_LEVEL = torch.empty(0)
 # Divisors are kept above this in derivatives. It is far below every distance of float32 and only ever meets a factor 0.
 TINY = 1e-30
 ScoreT = TypeVar("ScoreT", bound="Score")
@@ -54,21 +57,17 @@ class Score:
         """
         raise NotImplementedError
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         """The score of pairs, elementwise and differentiable, before mask and softmax.
 
         measure [..., H, L, S] is what ``measures`` says; q_level [..., H, L, 1] and k_level [..., H, 1, S] come from
-        ``points``. A field that is a tensor has shape [..., H, 1, 1]. It must not write into its arguments.
+        ``points``, or are ``NO_LEVEL``. A field that is a tensor has shape [..., H, 1, 1]. It must not write into its
+        arguments.
         """
         raise NotImplementedError
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         """The derivative of ``pair`` times ``grad``, with respect to measure, levels and the ``wanted`` pair fields."""
         return differentiate_pair(self, grad, measure, q_level, k_level, wanted)
@@ -97,16 +96,11 @@ class Score:
 
 
 def differentiate_pair(
-    score: Score,
-    grad: Tensor,
-    measure: Tensor,
-    q_level: Tensor | None,
-    k_level: Tensor | None,
-    wanted: tuple[str, ...],
+    score: Score, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
 ) -> PairGradient:
     """``pair_backward`` of any score, by reverse-mode differentiation of its ``pair``."""
-    inputs: dict[str, Tensor] = {"measure": measure}
-    if q_level is not None and k_level is not None:
+    inputs = {"measure": measure}
+    if q_level is not NO_LEVEL:
         inputs |= {"q_level": q_level, "k_level": k_level}
     inputs |= {name: torch.as_tensor(getattr(score, name)).to(measure) for name in wanted}
     # Expanded to the tile, so that the gradients come back unreduced: the caller knows what to sum.
@@ -114,7 +108,7 @@ def differentiate_pair(
 
     def pair_of(inputs: dict[str, Tensor]) -> Tensor:
         changed = score.with_parameters({name: inputs[name] for name in wanted})
-        return changed.pair(inputs["measure"], inputs.get("q_level"), inputs.get("k_level"))
+        return changed.pair(inputs["measure"], inputs.get("q_level", NO_LEVEL), inputs.get("k_level", NO_LEVEL))
 
     pull_back = torch.func.vjp(pair_of, inputs)[1]
     (grads,) = pull_back(grad)

@@ -19,7 +19,7 @@ from torch import Tensor
 from coneheads import _checks
 from coneheads.geometry import lifts, shadow_cones
 from coneheads.geometry.primitives import safe_sqrt
-from coneheads.scores.base import TINY, PairGradient, Parameter, Score, per_token
+from coneheads.scores.base import TINY, Names, PairGradient, Parameter, Score, per_token
 
 READOUTS = ("height", "height_sq", "distance")
 
@@ -109,9 +109,7 @@ class Penumbral(Score):
         slant = (q_level - k_level) / distance.clamp_min(1e-7 * h)
         return shadow_cones.penumbral_height_sq(level, h) + beyond * (1 - slant.square()) / 4
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
-        assert q_level is not None
-        assert k_level is not None
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         height_sq = self._height_sq(measure, q_level, k_level)
         if self.readout == "height_sq":
             return -self.gamma * height_sq
@@ -120,16 +118,9 @@ class Penumbral(Score):
         return -self.gamma / 2 * (height_sq.clamp_min(HEIGHT_SQ_FLOOR) / square(self.light_height)).log()
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         """Through ``height_sq``, the sum of the two terms of ``_height_sq``."""
-        assert q_level is not None
-        assert k_level is not None
         h, gamma = self.light_height, self.gamma
         distance, difference = measure.sqrt(), q_level - k_level
         level = shadow_cones.lca_level(q_level, k_level, distance).clamp_max(h)
@@ -207,9 +198,7 @@ class Umbral(Score):
         position, height = lift(features, per_token(self.height_scale))
         return position, shadow_cones.umbral_level(height, per_token(self.radius))
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
-        assert q_level is not None
-        assert k_level is not None
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         level = shadow_cones.lca_level(q_level, k_level, safe_sqrt(measure))
         height = shadow_cones.umbral_height(level, self.radius)
         if self.readout == "height":
@@ -217,16 +206,9 @@ class Umbral(Score):
         return -self.gamma * (height.square() if self.readout == "height_sq" else height.log())
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         """``d height/dL = 1/sinh r`` and ``d height/dr = -height / tanh r``, at fixed levels."""
-        assert q_level is not None
-        assert k_level is not None
         distance = measure.sqrt()
         level = shadow_cones.lca_level(q_level, k_level, distance)
         height = shadow_cones.umbral_height(level, self.radius)

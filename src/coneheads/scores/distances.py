@@ -10,7 +10,7 @@ from torch import Tensor
 from coneheads import _checks
 from coneheads.geometry import lifts
 from coneheads.geometry.primitives import positive_asinh, safe_sqrt
-from coneheads.scores.base import TINY, PairGradient, Parameter, Score
+from coneheads.scores.base import TINY, Names, PairGradient, Parameter, Score
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,11 @@ class Laplacian(Score):
         """The features themselves; beyond 1e15 they saturate, so that finite inputs give finite scores."""
         return features.clamp(-lifts.POSITION_LIMIT, lifts.POSITION_LIMIT), None
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         return -self.gamma * safe_sqrt(measure)
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         distance = measure.sqrt()
         # sign() makes the derivative 0 at distance 0, where the direction is undefined.
@@ -82,24 +77,15 @@ class HalfSpaceDistance(Score):
         """Horizontal position, and the height in the place of the level."""
         return lifts.psi(features) if self.lift == "psi" else lifts.exp(features)
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
-        assert q_level is not None
-        assert k_level is not None
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         chord = safe_sqrt(measure + (q_level - k_level).square())
         half = chord / (2 * (q_level.sqrt() * k_level.sqrt()))
         return -2 * self.beta * positive_asinh(half) - self.offset
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         """With ``z = D^2 + (y_q - y_k)^2``: ``ds/dz = -beta / sqrt(z (z + 4 y_q y_k))``, taken as 0 at z = 0."""
-        assert q_level is not None
-        assert k_level is not None
         rise = q_level - k_level
         chord_sq = measure + rise.square()
         chord, outer = chord_sq.sqrt(), (chord_sq + 4 * (q_level * k_level)).rsqrt()
@@ -142,23 +128,14 @@ class HyperboloidDistance(Score):
         """Unit direction, and the radius in the place of the level."""
         return lifts.polar(features)
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
-        assert q_level is not None
-        assert k_level is not None
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         half_sq = ((q_level - k_level) / 2).sinh().square() + q_level.sinh() * k_level.sinh() * (measure / 4)
         return -2 * self.beta * positive_asinh(safe_sqrt(half_sq)) - self.offset
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         """With ``u = sinh^2(d/2)``: ``ds/du = -beta / sqrt(u (1 + u))``, taken as 0 at u = 0."""
-        assert q_level is not None
-        assert k_level is not None
         difference, chord_sq = q_level - k_level, measure / 4
         q_sinh, k_sinh = q_level.sinh(), k_level.sinh()
         half_sq = (difference / 2).sinh().square() + q_sinh * k_sinh * chord_sq

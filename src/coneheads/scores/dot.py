@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coneheads import _checks
 from coneheads.geometry.lifts import POSITION_LIMIT
-from coneheads.scores.base import PairGradient, Parameter, Score
+from coneheads.scores.base import Names, PairGradient, Parameter, Score
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,13 @@ class DotProduct(Score):
         """The features themselves; beyond 1e15 they saturate, so that finite inputs give finite scores."""
         return features.clamp(-POSITION_LIMIT, POSITION_LIMIT), None
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         # Queries could carry the scale, which is cheaper; but to round them costs accuracy where features are large.
         assert self.scale is not None
         return measure * self.scale
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         assert self.scale is not None
         parameters = {"scale": grad * measure} if "scale" in wanted else {}

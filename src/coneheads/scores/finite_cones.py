@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 from coneheads import _checks
 from coneheads.geometry import lifts, shadow_cones
 from coneheads.geometry.primitives import angle_from_chord_sq, unit
-from coneheads.scores.base import TINY, PairGradient, Parameter, Score, per_token
+from coneheads.scores.base import TINY, Names, PairGradient, Parameter, Score, per_token
 from coneheads.scores.cones import lca_level_backward
 
 
@@ -32,22 +32,13 @@ class _FiniteCone(Score):
     gamma: Parameter  # a field of each subclass, after its radius
     pair_fields: ClassVar = ("gamma",)
 
-    def pair(self, measure: Tensor, q_level: Tensor | None, k_level: Tensor | None) -> Tensor:
-        assert q_level is not None
-        assert k_level is not None
+    def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         return -self.gamma * shadow_cones.lca_level(q_level, k_level, angle_from_chord_sq(measure))
 
     def pair_backward(
-        self,
-        grad: Tensor,
-        measure: Tensor,
-        q_level: Tensor | None,
-        k_level: Tensor | None,
-        wanted: tuple[str, ...],
+        self, grad: Tensor, measure: Tensor, q_level: Tensor, k_level: Tensor, wanted: Names
     ) -> PairGradient:
         """``d angle / d chord^2 = 1 / sqrt(chord^2 (4 - chord^2))``, taken as 0 at both ends."""
-        assert q_level is not None
-        assert k_level is not None
         angle = angle_from_chord_sq(measure)
         grad_angle, grad_q, grad_k = lca_level_backward(-self.gamma * grad, angle, q_level, k_level)
         rest = (4 - measure).clamp_min(0)
