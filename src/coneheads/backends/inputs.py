@@ -1,4 +1,4 @@
-"""What every backend receives, and the two steps that the plain-PyTorch backends share before they see pairs."""
+"""What every backend receives, and what backends in Python share: preparation of a call, dtypes, the state of torch."""
 
 from __future__ import annotations
 
