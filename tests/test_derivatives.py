@@ -66,12 +66,15 @@ def test_gradients_flow_through_lse(backend):
     assert torch.autograd.gradcheck(both, tensors)
 
 
-@pytest.mark.parametrize("readout", ["height", "height_sq", "distance", None])
-@pytest.mark.parametrize("name", SCORE_NAMES)
-def test_hand_written_derivative_of_a_pair_is_that_of_autograd(name, readout):
-    if readout is not None and name not in ("penumbral", "umbral"):
-        pytest.skip("has no read-outs")
-    score = BY_NAME[name](**({} if readout is None else {"readout": readout})).for_size(8)
+READOUTS = [
+    *(resolve(name) for name in SCORE_NAMES),
+    *(cls(readout=readout) for cls in (Penumbral, Umbral) for readout in ("height_sq", "distance")),
+]
+
+
+@pytest.mark.parametrize("score", READOUTS, ids=repr)
+def test_hand_written_derivative_of_a_pair_is_that_of_autograd(score):
+    score = score.for_size(8)
     size = 200
     query, key = torch.randn(2, 1, 1, size, 8, dtype=torch.float64).unbind(0)
     query[..., : size // 4, :] *= 0.05  # points with common ancestors
