@@ -13,10 +13,10 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check slow docs clean
+.PHONY: help venv demo test check slow sanitize docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(STAMP)  ## create .venv with all that demo and tests need
 
@@ -49,6 +49,21 @@ slow: $(STAMP)  ## run the slow tests and a fuzz of FUZZ_CASES cases
 	@$(BIN)/python -m pytest -q -m slow
 	@echo "==> fuzzing $(FUZZ_CASES) cases"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) tests/test_fuzz.py --fuzz-cases $(FUZZ_CASES)
+
+# The library needs the runtime of the sanitizers first in the process, and that needs libstdc++ beside it; the compiler needs neither.
+# Reports go past pytest's capture, which would swallow them when the process ends. Leaks are not looked for: Python and torch have many.
+sanitize: export CONEHEADS_CXXFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
+sanitize: export CONEHEADS_CACHE := $(CURDIR)/outputs/sanitize
+sanitize: export ASAN_OPTIONS := detect_leaks=0
+sanitize: export UBSAN_OPTIONS := print_stacktrace=1
+sanitize: SANITIZED = CXX="env -u LD_PRELOAD $(CXX)" \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" $(BIN)/python
+sanitize: $(STAMP)  ## run the tests of the C++ kernels under the address and undefined-behaviour sanitizers
+	@echo "==> compiling the kernels with sanitizers"
+	@$(SANITIZED) -c "from coneheads.backends import build; build.load()"
+	@echo "==> testing them"
+	@$(SANITIZED) -m pytest -q --capture=sys -p no:faulthandler -p no:xdist tests/backends/test_cpp.py
+	@$(SANITIZED) -m pytest -q --capture=sys -p no:faulthandler -p no:xdist tests/test_fuzz.py --fuzz-cases 500
 
 docs: $(STAMP)  ## regenerate the tables and figures of README and docs
 	@echo "==> writing the generated tables"

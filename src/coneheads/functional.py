@@ -156,7 +156,7 @@ def available_backends() -> list[str]:
         >>> "reference" in available_backends()
         True
     """
-    return list(backends.NAMES)
+    return [backend.name for backend in backends.BACKENDS if backend.available()]
 
 
 def _checked_lead(query: Tensor, key: Tensor, enable_gqa: bool) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coneheads import _checks
-from coneheads.backends import chunked, reference
+from coneheads.backends import build, chunked, cpp, reference
 from coneheads.backends.inputs import Inputs, in_transform
 
 
@@ -29,6 +29,8 @@ class Backend:
     transforms: bool  # torch.func.grad, vmap, jvp and the like, and forward-mode differentiation
     devices: tuple[str, ...] = ()  # empty: every device
     dtypes: tuple[torch.dtype, ...] = _checks.FLOATING
+    obstacle: Callable[[Inputs], str | None] | None = None  # a reason of its own why it cannot serve a call
+    available: Callable[[], bool] = lambda: True  # on this machine
 
     def why_not(self, inputs: Inputs) -> list[str]:
         """The reasons why this backend cannot serve the call; empty if it can."""
@@ -40,11 +42,24 @@ class Backend:
             reasons.append(f"it takes {names} and query is {str(inputs.query.dtype).removeprefix('torch.')}")
         if not self.transforms and in_transform():
             reasons.append("it has no rules for torch.func and forward-mode differentiation, which are at work here")
+        if not reasons and self.obstacle is not None and (reason := self.obstacle(inputs)):
+            reasons.append(reason)
         return reasons
 
 
 #: in the order of preference
 BACKENDS = (
+    Backend(
+        name="cpp",
+        attention=cpp.attention,
+        summary="fused C++ kernels, compiled on first use",
+        memory="linear in L and S",
+        second_derivative=False,
+        transforms=False,
+        devices=("cpu",),
+        obstacle=cpp.why_not,
+        available=lambda: build.why_unavailable() is None,
+    ),
     Backend(
         name="chunked",
         attention=chunked.attention,
@@ -69,9 +84,19 @@ def choose(name: str, inputs: Inputs) -> Backend:
     """The backend of that name, or with "auto" the first that can serve; an error if it cannot, never another one."""
     _checks.one_of("backend", name, ("auto", *NAMES))
     if name == "auto":
-        return next(backend for backend in BACKENDS if not backend.why_not(inputs))
+        return _first_able(inputs)
     chosen = BACKENDS[NAMES.index(name)]
     if reasons := chosen.why_not(inputs):
         able = ", ".join(repr(other.name) for other in BACKENDS if not other.why_not(inputs))
         raise ValueError(f"backend={name!r} cannot serve this call: {'; '.join(reasons)}. Those that can: {able}")
     return chosen
+
+
+def _first_able(inputs: Inputs) -> Backend:
+    """The first backend that can serve the call."""
+    for backend in BACKENDS:
+        if not (reasons := backend.why_not(inputs)):
+            return backend
+        if backend.name == "cpp" and reasons == [cpp.unavailable()]:
+            cpp.warn_once()
+    raise AssertionError("the reference serves every call")

@@ -1,0 +1,177 @@
+"""Fused kernels for the CPU: one pass over tiles in C++, forward and backward, for every built-in score.
+
+The operators take the features themselves: the kernels lift tokens while they pack them. Lifts that the kernels do not
+know, and lifts with learned parameters, are done in PyTorch, and the operators get points. The sources are in csrc/,
+and build.py compiles them on first use.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coneheads.backends import build
+from coneheads.backends.inputs import Inputs, finite_or_zero
+from coneheads.backends.ops import LIBRARY, unpack
+from coneheads.scores import (
+    DotProduct,
+    FinitePenumbral,
+    FiniteUmbral,
+    HalfSpaceDistance,
+    HyperboloidDistance,
+    Laplacian,
+    Penumbral,
+    Score,
+    Umbral,
+)
+
+GIVEN = 1  # the lift of points that are lifted already
+
+
+class Kernel(NamedTuple):
+    """How the operators are told a score: its place in `kScores` of csrc/rows.h, its number in `Lift` of csrc/lifts.h."""
+
+    score: int
+    lift: int = GIVEN  # the points are made in PyTorch
+    inner: str | None = None  # the field that the lift reads
+
+
+READOUTS = ("height", "height_sq", "distance")
+#: by class, lift and read-out
+KERNELS: dict[tuple[type[Score], str | None, str | None], Kernel] = {
+    (DotProduct, None, None): Kernel(0, 0),
+    (Laplacian, None, None): Kernel(1, 0),
+    **{(Penumbral, "xi", name): Kernel(2 + i, 2, "light_height") for i, name in enumerate(READOUTS)},
+    **{(Penumbral, "psi", name): Kernel(2 + i, 3, "light_height") for i, name in enumerate(READOUTS)},
+    **{(Penumbral, "exp", name): Kernel(2 + i) for i, name in enumerate(READOUTS)},
+    **{(Umbral, "psi", name): Kernel(5 + i, 4, "radius") for i, name in enumerate(READOUTS)},
+    **{(Umbral, "exp", name): Kernel(5 + i) for i, name in enumerate(READOUTS)},
+    (FinitePenumbral, None, None): Kernel(8, 7, "light_radius"),
+    (FiniteUmbral, None, None): Kernel(8, 8, "radius"),
+    (HalfSpaceDistance, "psi", None): Kernel(9, 5),
+    (HalfSpaceDistance, "exp", None): Kernel(9),
+    (HyperboloidDistance, None, None): Kernel(10, 6),
+}
+
+CALL = (
+    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seed, Tensor[] tensors, float[] numbers, "
+    "int score, int lift, bool is_causal, float dropout_p"
+)
+
+
+def find_kernel(score: Score) -> Kernel | None:
+    """The kernel that computes this score, its lift included if it can; None for a score of someone else's."""
+    found = KERNELS.get((type(score), getattr(score, "lift", None), getattr(score, "readout", None)))
+    if found is not None and any(isinstance(getattr(score, name), Tensor) for name in score.point_fields):
+        return Kernel(found.score)  # a lift that is learned is done by autograd
+    return found
+
+
+def unavailable() -> str | None:
+    """The reason why there are no kernels on this machine; None if there are. The first call may build them."""
+    return build.why_unavailable()
+
+
+def warn_once() -> None:
+    """Tell why a slower backend serves."""
+    build.warn_once()
+
+
+# torch.compile calls them instead of looking inside, where a compiler may be started. (The decorator for it,
+# torch.compiler.assume_constant_result, would load all of torch's compiler with the import of this file.)
+unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
+warn_once._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def why_not(inputs: Inputs) -> str | None:
+    """The reason why the kernels cannot serve this call, beyond device, dtype and transforms."""
+    if find_kernel(inputs.score) is None:
+        return f"it has no kernel for the score {type(inputs.score).__qualname__}"
+    return unavailable()
+
+
+def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Output [B, H, L, Ev] in the dtype of query, and log-sum-exp of the masked scores [B, H, L] in float64."""
+    score, query, key, value = inputs.score, inputs.query, inputs.key, inputs.value
+    kernel = find_kernel(score)
+    assert kernel is not None
+    if kernel.lift == GIVEN:
+        query, key, value = _points(inputs)
+    fields = [getattr(score, name) for name in score.pair_fields]
+    tensors: list[Tensor] = []
+    if any(isinstance(field, Tensor) for field in fields):
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        tensors = [
+            field if isinstance(field, Tensor) else query.new_full((1, 1, 1, 1), field, dtype=dtype) for field in fields
+        ]
+        fields = [0.0 for _ in fields]
+    inner = 0.0 if kernel.inner is None else getattr(score, kernel.inner)
+    scale = getattr(score, "height_scale", 1.0) if kernel.lift != GIVEN else 1.0
+    numbers = [*fields, inner, scale]
+    arguments = (inputs.mask, inputs.seed, tensors, numbers, kernel.score, kernel.lift)
+    return _operator(query, key, value, *arguments, inputs.is_causal, inputs.dropout_p)  # type: ignore[no-any-return]
+
+
+def _points(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Query and key as points in the place of features, (position..., level); and the value."""
+    value, key = inputs.value, inputs.key
+    group = inputs.query.shape[1] // key.shape[1]
+    if group > 1 and inputs.score.lifts_per_head():
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    points = []
+    for features in (inputs.query, key):
+        finite, bad = finite_or_zero(features)
+        position, level = inputs.score.points(finite)
+        assert level is not None
+        # A bad row stays one: the kernels look for NaN, and no gradient goes through.
+        point = torch.cat([position, level[..., None]], -1).masked_fill(bad[..., None], torch.nan)
+        points.append(point)
+    return points[0], points[1], value.to(points[0].dtype)
+
+
+LIBRARY.define(f"cpp_attention({CALL}) -> (Tensor out, Tensor lse)")
+LIBRARY.define(
+    f"cpp_attention_backward({CALL}, Tensor out, Tensor lse, Tensor grad_out, Tensor grad_lse, bool mask_wanted) "
+    "-> Tensor[]"
+)
+
+
+def _trace(query, key, value, *rest):  # type: ignore[no-untyped-def]
+    out = query.new_empty(*query.shape[:3], value.shape[-1])
+    return out, query.new_empty(query.shape[:3], dtype=torch.float64)
+
+
+def _trace_backward(query, key, value, mask, seed, tensors, *rest):  # type: ignore[no-untyped-def]
+    mask_wanted = rest[-1]
+    grad_mask = mask.new_empty(mask.shape) if mask_wanted else query.new_empty(0)
+    return [t.new_empty(t.shape) for t in (query, key, value)] + [grad_mask] + [t.new_empty(t.shape) for t in tensors]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, mask, seed, tensors, *ctx.rest = inputs
+    ctx.save_for_backward(query, key, value, mask, seed, *output, *tensors)
+
+
+def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
+    query, key, value, mask, seed, out, lse, *tensors = ctx.saved_tensors  # read once, as checkpointing asks
+    mask_wanted = ctx.needs_input_grad[3]
+    arguments = (query, key, value, mask, seed, tensors, *ctx.rest, out, lse, grad_out, grad_lse, mask_wanted)
+    grads = unpack(_operator_backward(*arguments))
+    return *grads[:4], None, grads[4:], None, None, None, None, None
+
+
+def _refuse(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError(
+        "backend='cpp' has no second derivative, which was asked for (create_graph=True): "
+        "use backend='reference', which has every derivative"
+    )
+
+
+torch.library.register_fake("coneheads::cpp_attention", _trace, lib=LIBRARY)
+torch.library.register_fake("coneheads::cpp_attention_backward", _trace_backward, lib=LIBRARY)
+torch.library.register_autograd("coneheads::cpp_attention", _differentiate, setup_context=_save, lib=LIBRARY)
+torch.library.register_autograd("coneheads::cpp_attention_backward", _refuse, lib=LIBRARY)
+_operator = torch.ops.coneheads.cpp_attention.default
+_operator_backward = torch.ops.coneheads.cpp_attention_backward.default

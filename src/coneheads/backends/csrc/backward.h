@@ -1,0 +1,314 @@
+// Backward: the tiles of the scores once more, from the log-sum-exp that forward saved.
+//
+// With P the weights, S the scores and dO the gradient of the output:
+//   dV = P^T dO,   dP = dO V^T,   dS = P (dP - rowsum(P dP) + dlse)
+// and dS goes through the score to positions and levels (rows.h), from there through the lift to the features (lifts.h).
+//
+// A chunk of keys is packed; strips of queries pass over it. What a strip adds to its own gradient is added at once; for
+// the keys, P and the slopes of a block of rows are kept, and two products over all those rows add to dV and dK.
+//
+// Tasks own keys and, in one phase, queries: in phase i, task t takes the key chunks c = t and the row blocks r = t + i
+// modulo the number of tasks to a head. So no two threads add to the same place, and the order of all sums is fixed.
+#pragma once
+
+#include "problem.h"
+
+namespace coneheads {
+
+inline constexpr int64_t kBackwardRows = 16 * kRows;  // rows of a block
+inline constexpr int64_t kStripRows = 2 * kRows;
+/// Up to so many keys a row is in one chunk, and the sum of P dP is taken from the row itself: the gradients of a row
+/// then cancel as they should, however small. Longer rows take dO.O for it, in chunks of kChunkKeys.
+inline constexpr int64_t kWholeRow = 512;
+inline constexpr int64_t kChunkKeys = 256;
+
+template <class T>
+struct Backward {
+  const Problem<T>& p;
+  View out, grad_out;
+  const double *lse, *grad_lse;  // [B, H, L]
+  // where gradients are gathered: [B, H, L, E], [B, Hkv, S, E], [B, Hkv, S, Ev], contiguous
+  T *grad_q, *grad_k, *grad_v;
+  T* grad_mask;  // null, or the shape of the mask, contiguous
+  bool parameters_wanted;
+
+  std::vector<double> parameter_sums;  // [B, H, splits, kMaxParameters]
+  int64_t splits = 1;
+
+  int64_t wide_values() const { return round_up<int64_t>(p.values, kPanel<T>); }
+  int64_t wide_features() const { return round_up<int64_t>(p.features, kPanel<T>); }
+  bool whole_rows() const { return p.keys <= kWholeRow; }
+  int64_t chunk_size() const { return whole_rows() ? round_up<int64_t>(p.keys, kPanel<T>) : kChunkKeys; }
+
+  void run() {
+    const int64_t heads = p.batch * p.kv_heads, rows = p.batch * p.heads * p.length;
+    if (rows == 0) return;
+    KeyTokens<T> tokens(p);
+    for_each_task(heads, p.is_small(), [&](int64_t head) { tokens.make(p, head / p.kv_heads, head % p.kv_heads); });
+
+    // A mask that serves several heads gathers the gradients of all: they take turns.
+    const bool shared_mask = grad_mask && (p.mask.size[0] < p.batch || p.mask.size[1] < p.heads);
+    const bool one_number = grad_mask && p.mask.size[2] == 1 && p.mask.size[3] == 1;
+    const int64_t threads = p.is_small() ? 1 : int64_t(torch::stable::get_num_threads());
+    const int64_t at_once = shared_mask ? 1 : heads;
+    const bool even = at_once % threads == 0 || at_once >= 4 * threads;
+    splits = one_number || even ? 1 : threads;
+    parameter_sums.assign(size_t(p.batch * p.heads * splits * kMaxParameters), 0.0);
+
+    for (int64_t turn = 0; turn < heads; turn += at_once)
+      for (int64_t phase = 0; phase < splits; ++phase)
+        for_each_task(at_once * splits, p.is_small(), [&](int64_t task) {
+          const int64_t head = turn + task / splits, owner = task % splits;
+          keys(head / p.kv_heads, head % p.kv_heads, owner, (owner + phase) % splits, tokens);
+        });
+    finish();
+  }
+
+  /// Memory of one task.
+  struct Work {
+    Buffer<T> memory{};
+    T *transposed = nullptr, *key_rows = nullptr, *values = nullptr;  // the chunk of keys
+    T *key_level_grad = nullptr, *key_slope_sum = nullptr;
+    T *weights = nullptr, *slopes = nullptr;  // of a block of rows
+    T* measures = nullptr;  // of a strip
+    T *position = nullptr, *grad_rows = nullptr, *numbers = nullptr;  // of the queries of a block
+    T *spare = nullptr, *score_grad = nullptr, *query_near = nullptr;
+    std::vector<uint8_t> bad{};
+    int64_t row = 0;  // numbers of a row of weights, slopes and measures
+  };
+  Work work() const {
+    const int64_t n = chunk_size(), row = n + kPanel<T>;
+    Work w;
+    const std::pair<T**, int64_t> parts[] = {{&w.transposed, n * p.coordinates},
+                                             {&w.key_rows, n * wide_features()},
+                                             {&w.values, n * p.values},
+                                             {&w.key_level_grad, n},
+                                             {&w.key_slope_sum, n},
+                                             {&w.weights, kBackwardRows * row},
+                                             {&w.slopes, kBackwardRows * row},
+                                             {&w.measures, kStripRows * row},
+                                             {&w.position, kBackwardRows * wide_features()},
+                                             {&w.grad_rows, kBackwardRows * wide_values()},
+                                             {&w.numbers, 4 * kBackwardRows},
+                                             {&w.spare, n + 2 * p.features + p.values + 4 * kLanes<T>},
+                                             {&w.score_grad, n},
+                                             {&w.query_near, p.features}};
+    int64_t total = 0;
+    for (const auto& [place, size] : parts) total += round_up<int64_t>(size, 16);
+    w.memory = Buffer<T>(total);
+    T* next = w.memory.get();
+    for (const auto& [place, size] : parts) {
+      *place = next;
+      next += round_up<int64_t>(size, 16);
+    }
+    w.bad.assign(size_t(std::max(n, kBackwardRows)), 0);
+    w.row = row;
+    return w;
+  }
+
+  /// All chunks of keys that `owner` has, with the row blocks of its turn.
+  void keys(int64_t b, int64_t kv, int64_t owner, int64_t turn, const KeyTokens<T>& tokens) {
+    Work w = work();
+    const int64_t head = b * p.kv_heads + kv, size = chunk_size();
+    int64_t number = 0;
+    for (int64_t from = 0; from < p.keys; from += size, ++number) {
+      if (number % splits != owner) continue;
+      const int64_t n = std::min(size, p.keys - from), padded = round_up<int64_t>(n, kPanel<T>);
+      uint8_t* bad = tokens.marks(head) + from;
+      bool any_bad = false;
+      for (int64_t j = 0; j < n; ++j) {
+        bad[j] |= is_bad<T>(p.v.template row<T>(b, kv, from + j, w.spare), p.values);
+        any_bad |= bad[j];
+      }
+      pack_keys<T>(p, tokens, b, kv, from, n, w.transposed, w.key_rows, size * kPanel<T>, tokens.sq(head) + from);
+      pack_values_transposed<T>(p, b, kv, from, n, bad, w.values);
+      const Keys<T> keys{w.transposed, tokens.sq(head) + from, tokens.level(head) + from, tokens.aux(head) + from,
+                         p.coordinates};
+      std::fill_n(w.key_level_grad, padded, T(0));
+      std::fill_n(w.key_slope_sum, padded, T(0));
+      for (int64_t h = kv * p.group; h < (kv + 1) * p.group; ++h)
+        for (int64_t first = turn * kBackwardRows; first < p.length; first += splits * kBackwardRows) {
+          if (p.last_key(std::min(p.length, first + kBackwardRows) - 1) <= from) continue;
+          rows(b, h, first, std::min(kBackwardRows, p.length - first), from, n, keys, any_bad ? bad : nullptr,
+               tokens.centre(head), owner, w);
+        }
+      // The part of the keys' gradients that is a sum of slopes: dK = slopes^T Q - a_k sum(slopes), and the levels.
+      if (p.score.product) continue;
+      for (int64_t j = 0; j < n; ++j) {
+        T* g = grad_k + (head * p.keys + from + j) * p.features;
+        const T* column = keys.column(j);
+        for (int64_t i = 0; i < p.coordinates; ++i) g[i] -= column[i * kPanel<T>] * w.key_slope_sum[j];
+        if (p.lifter.has_level()) g[p.coordinates] += w.key_level_grad[j];
+      }
+    }
+  }
+
+  /// One block of rows with one chunk of keys.
+  void rows(int64_t b, int64_t h, int64_t first, int64_t count, int64_t from, int64_t n, const Keys<T>& keys,
+            const uint8_t* bad_keys, const T* centre, int64_t owner, Work& w) {
+    const int64_t head = b * p.heads + h, kv_head = b * p.kv_heads + h / p.group, d = p.coordinates;
+    const int64_t position_row = wide_features(), size = chunk_size();
+    T parameters[kMaxParameters];
+    p.parameters(b, h, parameters);
+    const Tokens<T> queries{w.numbers, w.numbers + kBackwardRows, w.numbers + 2 * kBackwardRows, w.bad.data()};
+    queries.make(p, p.q, b, h, parameters, first, first + count, w.spare);
+    T* sq = w.numbers + 3 * kBackwardRows;
+    const int64_t padded_count = round_up<int64_t>(count, kStripRows);
+    std::fill_n(w.position, padded_count * position_row, T(0));
+    std::fill_n(w.grad_rows, padded_count * wide_values(), T(0));
+    for (int64_t i = 0; i < count; ++i) {
+      T* x = w.position + i * position_row;
+      point<T>(p, p.q, b, h, first + i, queries.scale[i], queries.bad[i], centre, w.spare, x);
+      sq[i] = square_norm<T>(x, d);
+      if (queries.bad[i]) continue;  // its output is NaN whatever happens; it passes no gradient on
+      const T* g = grad_out.row<T>(b, h, first + i, w.spare);
+      std::copy(g, g + p.values, w.grad_rows + i * wide_values());
+    }
+    const int64_t block_keys =
+        std::min(round_up<int64_t>(n, kPanel<T>),
+                 round_up<int64_t>(std::max<int64_t>(0, p.last_key(first + count - 1) - from), kPanel<T>));
+    for (int64_t start = 0; start < count; start += kStripRows) {
+      const int64_t strip = std::min<int64_t>(kStripRows, count - start);
+      const int64_t needed = std::max<int64_t>(0, p.last_key(first + start + strip - 1) - from);
+      const int64_t m = std::min(block_keys, round_up<int64_t>(needed, kPanel<T>));
+      T* weights = w.weights + start * w.row;
+      T* slopes = w.slopes + start * w.row;
+      const T* position = w.position + start * position_row;
+      const T* grad_rows = w.grad_rows + start * wide_values();
+      if (m > 0) {
+        if (d > kFewCoordinates || p.score.product)
+          multiply<T>(strip, m, d, {position, position_row, 1}, {keys.transposed, kPanel<T>, kPanel<T> * d}, w.measures,
+                      w.row, false);
+        multiply<T>(strip, m, p.values, {grad_rows, wide_values(), 1}, {w.values, kPanel<T>, kPanel<T> * p.values},
+                    slopes, w.row, false);
+      }
+      for (int64_t i = 0; i < strip; ++i) {
+        const int64_t row = start + i;
+        const Query<T> query{position + i * position_row, sq[row], queries.level[row], queries.aux[row]};
+        if (queries.bad[row]) {
+          std::fill_n(weights + i * w.row, m, T(0));
+          std::fill_n(slopes + i * w.row, m, T(0));
+        } else if (m > 0) {
+          one_row(b, h, first + row, from, n, m, parameters, query, keys, bad_keys, grad_rows + i * wide_values(),
+                  w.measures + i * w.row, weights + i * w.row, slopes + i * w.row, kv_head, owner, w);
+        }
+        std::fill(weights + i * w.row + m, weights + i * w.row + block_keys, T(0));
+        std::fill(slopes + i * w.row + m, slopes + i * w.row + block_keys, T(0));
+      }
+      multiply<T>(strip, p.features, m, {slopes, w.row, 1}, {w.key_rows, kPanel<T>, size * kPanel<T>},
+                  grad_q + (head * p.length + first + start) * p.features, p.features, true);
+    }
+    const int64_t used = std::min(n, block_keys);
+    multiply<T>(used, p.values, count, {w.weights, 1, w.row}, {w.grad_rows, wide_values(), kPanel<T>},
+                grad_v + (kv_head * p.keys + from) * p.values, p.values, true);
+    multiply<T>(used, p.features, count, {w.slopes, 1, w.row}, {w.position, position_row, kPanel<T>},
+                grad_k + (kv_head * p.keys + from) * p.features, p.features, true);
+  }
+
+  /// One row: measures (products on entry) -> weights; slopes (dP on entry) -> slopes.
+  void one_row(int64_t b, int64_t h, int64_t number, int64_t from, int64_t n, int64_t m, const T* parameters,
+               const Query<T>& query, const Keys<T>& keys, const uint8_t* bad_keys, const T* grad_row, T* measures,
+               T* weights, T* slopes, int64_t kv_head, int64_t owner, Work& w) {
+    const int64_t place = (b * p.heads + h) * p.length + number;
+    const double exact = lse[place];
+    const int64_t valid = std::min(n, p.last_key(number) - from);
+    bool is_nan = false;
+    p.score.score(parameters, {m, measures, weights, query, keys, false, true});
+    if (p.has_mask || bad_keys || valid < m)
+      apply_masks<T>(p, b, h, number, from, valid, m, bad_keys, weights, w.spare, is_nan);
+    T shift = -T(grad_lse[place]);
+    if (std::isnan(exact)) {
+      for (int64_t j = 0; j < m; ++j)
+        weights[j] = weights[j] == -std::numeric_limits<T>::infinity() ? T(0) : std::numeric_limits<T>::quiet_NaN();
+    } else if (exact == -std::numeric_limits<double>::infinity()) {
+      std::fill_n(weights, m, T(0));
+    } else {
+      // Scores can be large and near to lse: it is subtracted as it is rounded, and the rest is divided out.
+      const T rounded = T(exact), total = exp_row<T>(weights, m, rounded);
+      const T factor = whole_rows() ? (total > T(0) ? T(1) / total : T(0)) : T(std::exp(double(rounded) - exact));
+      for (int64_t j = 0; j < m; j += kLanes<T>) store<T>(weights + j, load<T>(weights + j) * factor);
+    }
+    if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, slopes);
+    if (whole_rows()) {
+      Vec<T> sums = {};
+      for (int64_t j = 0; j < m; j += kLanes<T>) sums += load<T>(weights + j) * load<T>(slopes + j);
+      shift += sum<T>(sums);
+    } else {
+      const T* o = out.row<T>(b, h, number, w.spare);
+      for (int64_t j = 0; j < p.values; ++j) shift += grad_row[j] * o[j];
+    }
+    SlopeRow<T> row{m, measures, weights, slopes, shift, query, keys, w.key_level_grad, w.key_slope_sum,
+                    grad_mask ? w.score_grad : nullptr, w.query_near,
+                    grad_k + (kv_head * p.keys + from) * p.features, p.features, T(0), T(0), {0, 0}};
+    std::fill_n(w.query_near, p.coordinates, T(0));
+    p.score.slopes(parameters, row, parameters_wanted);
+    if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, weights);
+    if (!p.score.product) {
+      T* g = grad_q + place * p.features;
+      for (int64_t i = 0; i < p.coordinates; ++i) g[i] += w.query_near[i] - query.position[i] * row.query_slope_sum;
+      if (p.lifter.has_level()) g[p.coordinates] += row.query_level_grad;
+    }
+    if (parameters_wanted)
+      for (int i = 0; i < kMaxParameters; ++i)
+        parameter_sums[size_t(((b * p.heads + h) * splits + owner) * kMaxParameters + i)] += row.parameter_grad[i];
+    if (grad_mask) add_mask_grad(b, h, number, from, valid, w.score_grad);
+  }
+
+  void add_mask_grad(int64_t b, int64_t h, int64_t row, int64_t from, int64_t n, const T* g) const {
+    const int64_t* size = p.mask.size;
+    T* to = grad_mask + ((b % size[0] * size[1] + h % size[1]) * size[2] + row % size[2]) * size[3];
+    if (size[3] > 1) {
+      for (int64_t j = 0; j < n; ++j) to[from + j] += g[j];
+    } else {
+      for (int64_t j = 0; j < n; ++j) to[0] += g[j];
+    }
+  }
+
+  /// From points to features, in place.
+  void finish() const {
+    constexpr int64_t kBlock = 256;
+    auto blocks_of = [](int64_t n) { return (n + kBlock - 1) / kBlock; };
+    const int64_t q_blocks = blocks_of(p.length), k_blocks = blocks_of(p.keys);
+    const int64_t q_tasks = p.batch * p.heads * q_blocks, k_tasks = p.batch * p.kv_heads * k_blocks;
+    if (p.lifter.kind == Lift::none && p.score.product) return finish_product();
+    for_each_task(q_tasks + k_tasks, p.is_small(), [&](int64_t task) {
+      const bool of_query = task < q_tasks;
+      if (!of_query) task -= q_tasks;
+      const int64_t blocks = of_query ? q_blocks : k_blocks, total = of_query ? p.length : p.keys;
+      const int64_t head = task / blocks, from = task % blocks * kBlock, to = std::min(total, from + kBlock);
+      const int64_t heads = of_query ? p.heads : p.kv_heads, b = head / heads, h = head % heads;
+      const View& features = of_query ? p.q : p.k;
+      T scale[kBlock], level[kBlock], aux[kBlock];
+      uint8_t bad[kBlock];
+      std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>));
+      T parameters[kMaxParameters];
+      p.parameters(b, of_query ? h : h * p.group, parameters);
+      Tokens<T>{scale, level, aux, bad}.make(p, features, b, h, parameters, from, to, spare.data());
+      T* grads = (of_query ? grad_q : grad_k) + (head * total + from) * p.features;
+      for (int64_t i = 0; i < to - from; ++i) {
+        T* g = grads + i * p.features;
+        if (bad[i]) {
+          std::fill_n(g, p.features, T(0));
+        } else {
+          lift_backward<T>(p.lifter, p.features, features.row<T>(b, h, from + i, spare.data()), scale[i], g);
+        }
+      }
+    });
+  }
+  void finish_product() const {
+    // Features that saturated or are not numbers pass no gradient on.
+    auto clear = [&](const View& features, int64_t heads, int64_t rows, T* grads) {
+      std::vector<T> spare(size_t(p.features));
+      for (int64_t i = 0; i < p.batch * heads * rows; ++i) {
+        const T* f = features.row<T>(i / rows / heads, i / rows % heads, i % rows, spare.data());
+        const bool bad = is_bad<T>(f, p.features);
+        for (int64_t j = 0; j < p.features; ++j)
+          if (bad || std::abs(f[j]) > T(kPositionLimit)) grads[i * p.features + j] = 0;
+      }
+    };
+    clear(p.q, p.heads, p.length, grad_q);
+    clear(p.k, p.kv_heads, p.keys, grad_k);
+  }
+};
+
+}  // namespace coneheads

@@ -1,0 +1,226 @@
+// Forward: for a few rows at a time, the scores with a block of keys, their running softmax, and the output.
+//
+// A strip of kRows queries and a block of keys make scores that stay in the first cache; the block's keys and values
+// stay in the second while the strips of a task pass over it.
+#pragma once
+
+#include "problem.h"
+
+namespace coneheads {
+
+inline constexpr int64_t kForwardKeys = 256;  // keys of a block
+inline constexpr int64_t kForwardRows = 16 * kRows;  // queries of a task
+/// With so few queries to a head, packing its keys costs more than it saves.
+inline constexpr int64_t kFewRows = 4;
+
+template <class T>
+struct Forward {
+  const Problem<T>& p;
+  char* out;
+  ScalarType out_dtype;
+  double* lse;
+
+  int64_t wide() const { return round_up<int64_t>(p.values, kPanel<T>); }
+
+  /// The rows of a strip, and their running softmax.
+  struct Strip {
+    int64_t b, h, first, count;
+    Tokens<T> tokens{};
+    const T* position = nullptr;  // [kRows][position_row]
+    int64_t position_row = 0;
+    T sq[kRows] = {}, largest[kRows] = {}, total[kRows] = {};
+    bool is_nan[kRows] = {};
+    T* output = nullptr;  // [kRows][wide]
+  };
+
+  /// What a block of keys adds to a strip. `products` hold the products with the block, or the measures themselves.
+  void accumulate(Strip& strip, const T* parameters, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
+                  T* products, int64_t row, bool measured, Panels<T> values, T* spare) const {
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    for (int64_t i = 0; i < strip.count; ++i) {
+      const int64_t number = strip.first + i, valid = p.last_key(number) - from;
+      T* scores = products + i * row;
+      const Query<T> query{strip.position + i * strip.position_row, strip.sq[i], strip.tokens.level[i],
+                           strip.tokens.aux[i]};
+      T best = p.score.score(parameters, {n, scores, scores, query, keys, measured, false});
+      if (p.has_mask || bad || valid < n)
+        best = apply_masks<T>(p, strip.b, strip.h, number, from, valid, n, bad, scores, spare, strip.is_nan[i]);
+      const T largest = std::max(strip.largest[i], best), base = largest == -infinity ? T(0) : largest;
+      const T kept = std::exp(strip.largest[i] - base);
+      strip.total[i] = strip.total[i] * kept + exp_row<T>(scores, n, base);
+      strip.largest[i] = largest;
+      if (kept != T(1))
+        for (int64_t j = 0; j < wide(); j += kLanes<T>)
+          store<T>(strip.output + i * wide() + j, load<T>(strip.output + i * wide() + j) * kept);
+      if (p.dropout_p > 0) drop_row<T>(p, strip.b, strip.h, number, from, n, scores);
+    }
+    multiply<T>(strip.count, wide(), n, {products, row, 1}, values, strip.output, wide(), true);
+  }
+
+  void begin(Strip& strip) const {
+    std::fill_n(strip.largest, kRows, -std::numeric_limits<T>::infinity());
+    std::fill_n(strip.output, strip.count * wide(), T(0));
+  }
+
+  void finish(const Strip& strip) const {
+    const int64_t head = (strip.b * p.heads + strip.h) * p.length;
+    for (int64_t i = 0; i < strip.count; ++i) {
+      T* row = strip.output + i * wide();
+      const bool empty = strip.total[i] == T(0) && !strip.is_nan[i];
+      const bool is_nan = strip.is_nan[i] || (strip.tokens.bad[i] && !empty);
+      const T factor = empty ? T(0) : is_nan ? std::numeric_limits<T>::quiet_NaN() : T(1) / strip.total[i];
+      for (int64_t j = 0; j < p.values; ++j) row[j] *= factor;
+      const int64_t number = head + strip.first + i;
+      write_row<T>(row, out_dtype, p.values, out + number * p.values * bytes_of(out_dtype));
+      lse[number] = empty ? -std::numeric_limits<double>::infinity()
+                          : is_nan ? std::numeric_limits<double>::quiet_NaN()
+                                   : double(strip.largest[i]) + std::log(double(strip.total[i]));
+    }
+  }
+
+  // ---- many queries: keys and values packed once a head ----
+
+  void run() const {
+    if (p.batch * p.heads * p.length == 0) return;
+    if (p.length <= kFewRows) return run_few();
+    KeyTokens<T> tokens(p);
+    const int64_t heads = p.batch * p.kv_heads, padded = tokens.padded;
+    Buffer<T> keys(heads * padded * p.coordinates), values(heads * padded * wide());
+    for_each_task(heads, p.is_small(), [&](int64_t head) {
+      const int64_t b = head / p.kv_heads, h = head % p.kv_heads;
+      tokens.make(p, b, h);
+      pack_keys<T>(p, tokens, b, h, 0, p.keys, keys.get() + head * padded * p.coordinates, nullptr, 0, tokens.sq(head));
+      tokens.any_bad[size_t(head)] = pack_values<T>(p, b, h, 0, p.keys, values.get() + head * padded * wide(),
+                                                    padded * kPanel<T>, tokens.marks(head));
+    });
+    const int64_t blocks = (p.length + kForwardRows - 1) / kForwardRows;
+    for_each_task(p.batch * p.heads * blocks, p.is_small(), [&](int64_t task) {
+      // The last rows first: with is_causal they take longest.
+      const int64_t block = blocks - 1 - task % blocks, h = task / blocks % p.heads, b = task / blocks / p.heads;
+      const int64_t head = b * p.kv_heads + h / p.group;
+      rows(b, h, block * kForwardRows, std::min(p.length, (block + 1) * kForwardRows), tokens,
+           keys.get() + head * padded * p.coordinates, values.get() + head * padded * wide());
+    });
+  }
+
+  void rows(int64_t b, int64_t h, int64_t from, int64_t to, const KeyTokens<T>& tokens, const T* packed_keys,
+            const T* packed_values) const {
+    const int64_t head = b * p.kv_heads + h / p.group, count = to - from, d = p.coordinates;
+    const int64_t score_row = kForwardKeys + kPanel<T>, padded_count = round_up<int64_t>(count, kRows);
+    Buffer<T> memory(padded_count * (d + wide() + 3) + kRows * score_row + kForwardKeys + 2 * p.features +
+                     4 * kLanes<T>);
+    T* position = memory.get();
+    T* output = position + padded_count * d;
+    T* numbers = output + padded_count * wide();
+    T* scores = numbers + 3 * padded_count;
+    T* spare = scores + kRows * score_row;
+    std::vector<uint8_t> bad(size_t(padded_count), 0);
+    std::fill_n(numbers, 3 * padded_count, T(0));
+    T parameters[kMaxParameters];
+    p.parameters(b, h, parameters);
+    const Tokens<T> queries{numbers, numbers + padded_count, numbers + 2 * padded_count, bad.data()};
+    queries.make(p, p.q, b, h, parameters, from, to, spare);
+
+    std::vector<Strip> strips;
+    for (int64_t first = 0; first < count; first += kRows) {
+      Strip strip{b, h, from + first, std::min<int64_t>(kRows, count - first)};
+      strip.tokens = {queries.scale + first, queries.level + first, queries.aux + first, queries.bad + first};
+      strip.position = position + first * d;
+      strip.position_row = d;
+      strip.output = output + first * wide();
+      for (int64_t i = 0; i < strip.count; ++i) {
+        T* x = position + (first + i) * d;
+        point<T>(p, p.q, b, h, strip.first + i, strip.tokens.scale[i], strip.tokens.bad[i], tokens.centre(head), spare,
+                 x);
+        strip.sq[i] = square_norm<T>(x, d);
+      }
+      begin(strip);
+      strips.push_back(strip);
+    }
+    const uint8_t* bad_keys = tokens.any_bad[size_t(head)] ? tokens.marks(head) : nullptr;
+    for (int64_t start = 0; start < p.last_key(to - 1); start += kForwardKeys) {
+      const int64_t block = std::min(kForwardKeys, tokens.padded - start);
+      const Keys<T> keys{packed_keys + start * d, tokens.sq(head) + start, tokens.level(head) + start,
+                         tokens.aux(head) + start, d};
+      for (Strip& strip : strips) {
+        const int64_t needed = p.last_key(strip.first + strip.count - 1) - start;
+        if (needed <= 0) continue;
+        const int64_t n = std::min(block, round_up<int64_t>(needed, kPanel<T>));
+        if (d > kFewCoordinates || p.score.product)
+          multiply<T>(strip.count, n, d, {strip.position, d, 1}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores,
+                      score_row, false);
+        accumulate(strip, parameters, keys, bad_keys ? bad_keys + start : nullptr, start, n, scores, score_row, false,
+                   {packed_values + start * kPanel<T>, kPanel<T>, tokens.padded * kPanel<T>}, spare);
+      }
+    }
+    for (const Strip& strip : strips) finish(strip);
+  }
+
+  // ---- few queries: every key is read once, as it lies ----
+
+  void run_few() const {
+    for_each_task(p.batch * p.heads, p.is_small(), [&](int64_t task) { few_rows(task / p.heads, task % p.heads); });
+  }
+
+  void few_rows(int64_t b, int64_t h) const {
+    const int64_t d = p.coordinates, kv = h / p.group, wide_d = round_up<int64_t>(p.features, kLanes<T>);
+    constexpr int64_t n = kForwardKeys;
+    Buffer<T> memory(kRows * (wide_d + wide() + n + 3) + 4 * n + n * wide() + n + 3 * p.features + 4 * kLanes<T>);
+    T* position = memory.get();
+    T* output = position + kRows * wide_d;
+    T* scores = output + kRows * wide();
+    T* numbers = scores + kRows * n;
+    T* key_numbers = numbers + 3 * kRows;
+    T* values = key_numbers + 4 * n;
+    T* spare = values + n * wide();
+    uint8_t bad[kRows] = {}, bad_keys[n];
+    T parameters[kMaxParameters];
+    p.parameters(b, h, parameters);
+    std::fill_n(position, kRows * wide_d, T(0));
+    Strip strip{b, h, 0, p.length};
+    strip.tokens = {numbers, numbers + kRows, numbers + 2 * kRows, bad};
+    strip.tokens.make(p, p.q, b, h, parameters, 0, p.length, spare);
+    strip.position = position;
+    strip.position_row = wide_d;
+    strip.output = output;
+    for (int64_t i = 0; i < p.length; ++i)
+      point<T>(p, p.q, b, h, i, strip.tokens.scale[i], bad[i], nullptr, spare, position + i * wide_d);
+    begin(strip);
+    const Tokens<T> keys{key_numbers, key_numbers + n, key_numbers + 2 * n, bad_keys};
+    T* x = spare + n + 2 * p.features + 2 * kLanes<T>;
+    for (int64_t start = 0; start < p.last_key(p.length - 1); start += n) {
+      const int64_t count = std::min(n, p.keys - start), padded = round_up<int64_t>(count, kPanel<T>);
+      std::fill_n(key_numbers, 4 * n, T(0));
+      std::fill_n(bad_keys, n, uint8_t(0));
+      keys.make(p, p.k, b, kv, parameters, start, start + count, spare);
+      for (int64_t j = 0; j < count; ++j) {
+        point<T>(p, p.k, b, kv, start + j, keys.scale[j], bad_keys[j], nullptr, spare, x);
+        for (int64_t i = 0; i < p.length; ++i) scores[i * n + j] = measure(position + i * wide_d, x, d);
+      }
+      for (int64_t i = 0; i < p.length; ++i) std::fill(scores + i * n + count, scores + i * n + padded, T(0));
+      const bool any_bad = pack_values<T>(p, b, kv, start, count, values, n * kPanel<T>, bad_keys);
+      accumulate(strip, parameters, {nullptr, nullptr, keys.level, keys.aux, d}, any_bad ? bad_keys : nullptr, start,
+                 padded, scores, n, true, {values, kPanel<T>, n * kPanel<T>}, spare);
+    }
+    finish(strip);
+  }
+
+  T measure(const T* a, const T* b, int64_t n) const {
+    Vec<T> total = {};
+    T rest = 0;
+    int64_t i = 0;
+    if (p.score.product) {
+      for (; i + kLanes<T> <= n; i += kLanes<T>) total += load<T>(a + i) * load<T>(b + i);
+      for (; i < n; ++i) rest += a[i] * b[i];
+    } else {
+      for (; i + kLanes<T> <= n; i += kLanes<T>) {
+        Vec<T> difference = load<T>(a + i) - load<T>(b + i);
+        total += difference * difference;
+      }
+      for (; i < n; ++i) rest += (a[i] - b[i]) * (a[i] - b[i]);
+    }
+    return sum<T>(total) + rest;
+  }
+};
+
+}  // namespace coneheads

@@ -1,0 +1,291 @@
+// Scores: what a pair of points is worth, and the derivatives of that. The mathematics is in docs/math.md.
+//
+// A score is a struct with
+//   kProduct                     whether it reads the product of two positions, or else their squared distance
+//   Score(p)                     constants from its parameters, for one head
+//   aux(level)                   one more number a token, made of its level once
+//   value(m, q, k)               the score, m being the measure of the pair
+//   slopes(g, m, q, k, out)      g times the derivatives of the score for m, for both levels and for the parameters
+// on vectors of pairs: q holds the level and aux of one query in all lanes, k those of several keys.
+#pragma once
+
+#include "simd.h"
+
+namespace coneheads {
+
+inline constexpr int kMaxParameters = 2;
+
+template <class T>
+struct Token {
+  Vec<T> level, aux;
+};
+template <class T>
+struct Slopes {
+  Vec<T> measure, q_level, k_level, parameter[kMaxParameters];
+};
+
+template <class T>
+inline constexpr T kDivisor = T(1e-30);  // divisors stay above it; it only ever meets a factor 0
+
+/// 1/x, and 0 at x = 0
+template <class T>
+CONE_INLINE Vec<T> inverse_or_zero(Vec<T> x) {
+  return keep_where<T>(x > T(0), T(1) / vmax<T>(x, splat<T>(kDivisor<T>)));
+}
+
+template <class T>
+CONE_INLINE Vec<T> lca_level(Vec<T> a, Vec<T> b, Vec<T> distance) {
+  return vmax<T>(vmax<T>(a, b), (a + b + distance) * T(0.5));
+}
+/// The derivative of lca_level for the distance is `apart` / 2, for the level of q `q_share`, for that of k 1 - q_share.
+template <class T>
+CONE_INLINE void lca_slopes(Vec<T> q, Vec<T> k, Vec<T> distance, Vec<T>& distance_share, Vec<T>& q_share) {
+  Vec<T> difference = q - k;
+  Int<T> apart = distance > vabs<T>(difference);
+  const Vec<T> half = splat<T>(T(0.5));
+  distance_share = keep_where<T>(apart, half);
+  Vec<T> ancestor = select<T>(difference > T(0), splat<T>(T(1)), keep_where<T>(difference == T(0), half));
+  q_share = select<T>(apart, half, ancestor);
+}
+
+template <class T>
+struct Dot {
+  static constexpr bool kProduct = true;
+  T scale;
+  explicit Dot(const T* p) : scale(p[0]) {}
+  T aux(T) const { return 0; }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return m * scale; }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& out) const {
+    out = Slopes<T>{g * scale, Vec<T>{}, Vec<T>{}, {g * m, Vec<T>{}}};
+  }
+};
+
+template <class T>
+struct Laplacian {
+  static constexpr bool kProduct = false;
+  T gamma;
+  explicit Laplacian(const T* p) : gamma(p[0]) {}
+  T aux(T) const { return 0; }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return vsqrt<T>(m) * -gamma; }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& out) const {
+    Vec<T> d = vsqrt<T>(m);
+    out = Slopes<T>{g * inverse_or_zero<T>(d) * (gamma * T(-0.5)), Vec<T>{}, Vec<T>{}, {-(g * d), Vec<T>{}}};
+  }
+};
+
+enum class Readout { height, height_sq, distance };
+
+/// aux: the squared height y^2 = level (2h - level)
+template <class T, Readout kReadout>
+struct Penumbral {
+  static constexpr bool kProduct = false;
+  static constexpr T kFloor = T(1.8048513878454153e-35);  // e^-80: `distance` reads lower squared heights as this
+  T h, gamma, inverse_h_sq;
+  explicit Penumbral(const T* p) : h(p[0]), gamma(p[1]), inverse_h_sq(T(1) / (h * h)) {}
+  T aux(T level) const { return level * (2 * h - level); }
+
+  /// pairs without a common ancestor: D > t_q + t_k, t = h - level
+  CONE_INLINE Int<T> beyond(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> depths = T(2) * h - (q.level + k.level);
+    return m > depths * depths;
+  }
+  CONE_INLINE Vec<T> height_sq_beyond(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> difference = q.aux - k.aux;
+    return m * T(0.25) + ((q.aux + k.aux) * T(0.5) + difference * difference / (m * T(4)));
+  }
+  CONE_INLINE Vec<T> height_sq_below(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, vsqrt<T>(m)), splat<T>(h));
+    return level * (T(2) * h - level);
+  }
+  CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
+    Int<T> out = beyond(m, q, k);
+    if (all<T>(out)) return height_sq_beyond(m, q, k);
+    Vec<T> below = height_sq_below(m, q, k);
+    return any<T>(out) ? select<T>(out, height_sq_beyond(m, q, k), below) : below;
+  }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> sq = height_sq(m, q, k);
+    if constexpr (kReadout == Readout::height_sq) return sq * -gamma;
+    if constexpr (kReadout == Readout::height) return vsqrt<T>(sq) * -gamma;
+    return vlog<T>(vmax<T>(sq, splat<T>(kFloor)) * inverse_h_sq) * (gamma * T(-0.5));
+  }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+    // First the squared height and its slopes for m, both levels and h, in the two cases.
+    Int<T> out = beyond(m, q, k);
+    Vec<T> sq, for_m, for_q, for_k, for_h;
+    auto outside = [&] {
+      Vec<T> inverse = T(1) / vmax<T>(m, splat<T>(kDivisor<T>));
+      Vec<T> difference = q.aux - k.aux, ratio = difference * inverse;
+      sq = m * T(0.25) + ((q.aux + k.aux) * T(0.5) + difference * ratio * T(0.25));
+      for_m = T(0.25) - ratio * ratio * T(0.25);
+      Vec<T> q_weight = T(1) + ratio, k_weight = T(1) - ratio;
+      for_q = q_weight * (h - q.level);
+      for_k = k_weight * (h - k.level);
+      for_h = q_weight * q.level + k_weight * k.level;
+    };
+    auto below = [&] {
+      Vec<T> d = vsqrt<T>(m), distance_share, q_share;
+      Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, d), splat<T>(h));
+      lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
+      Vec<T> slope = T(2) * (h - level);
+      sq = level * (T(2) * h - level);
+      for_m = slope * distance_share * inverse_or_zero<T>(d) * T(0.5);
+      for_q = slope * q_share;
+      for_k = slope - for_q;
+      for_h = level + level;
+    };
+    if (all<T>(out)) {
+      outside();
+    } else {
+      below();
+      if (any<T>(out)) {
+        Vec<T> kept[] = {sq, for_m, for_q, for_k, for_h};
+        outside();
+        sq = select<T>(out, sq, kept[0]);
+        for_m = select<T>(out, for_m, kept[1]);
+        for_q = select<T>(out, for_q, kept[2]);
+        for_k = select<T>(out, for_k, kept[3]);
+        for_h = select<T>(out, for_h, kept[4]);
+      }
+    }
+    Vec<T> g_sq;
+    if constexpr (kReadout == Readout::height_sq) {
+      g_sq = g * -gamma;
+      s.parameter[1] = -(g * sq);
+    } else if constexpr (kReadout == Readout::height) {
+      Vec<T> height = vsqrt<T>(sq);
+      g_sq = g * inverse_or_zero<T>(height) * (gamma * T(-0.5));
+      s.parameter[1] = -(g * height);
+    } else {
+      Vec<T> floored = vmax<T>(sq, splat<T>(kFloor));
+      g_sq = keep_where<T>(sq > kFloor, g / floored * (gamma * T(-0.5)));
+      s.parameter[1] = g * vlog<T>(floored * inverse_h_sq) * T(-0.5);
+    }
+    s.measure = g_sq * for_m;
+    s.q_level = g_sq * for_q;
+    s.k_level = g_sq * for_k;
+    s.parameter[0] = g_sq * for_h;
+    if constexpr (kReadout == Readout::distance) s.parameter[0] += g * (gamma / h);
+  }
+};
+
+template <class T, Readout kReadout>
+struct Umbral {
+  static constexpr bool kProduct = false;
+  T gamma, inverse_sinh, inverse_tanh;
+  explicit Umbral(const T* p)
+      : gamma(p[1]), inverse_sinh(T(1) / std::sinh(p[0])), inverse_tanh(T(1) / std::tanh(p[0])) {}
+  T aux(T) const { return 0; }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> level = lca_level<T>(q.level, k.level, vsqrt<T>(m));
+    if constexpr (kReadout == Readout::height) return level * (-gamma * inverse_sinh);
+    Vec<T> height = level * inverse_sinh;
+    if constexpr (kReadout == Readout::height_sq) return height * height * -gamma;
+    return vlog<T>(height) * -gamma;
+  }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+    Vec<T> d = vsqrt<T>(m), distance_share, q_share;
+    Vec<T> height = lca_level<T>(q.level, k.level, d) * inverse_sinh;
+    lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
+    Vec<T> g_height;
+    if constexpr (kReadout == Readout::height) {
+      g_height = g * -gamma;
+      s.parameter[1] = -(g * height);
+    } else if constexpr (kReadout == Readout::height_sq) {
+      g_height = g * height * (T(-2) * gamma);
+      s.parameter[1] = -(g * height * height);
+    } else {
+      g_height = g / height * -gamma;
+      s.parameter[1] = -(g * vlog<T>(height));
+    }
+    Vec<T> g_level = g_height * inverse_sinh;
+    s.measure = g_level * distance_share * inverse_or_zero<T>(d) * T(0.5);
+    s.q_level = g_level * q_share;
+    s.k_level = g_level - s.q_level;
+    s.parameter[0] = g_height * height * -inverse_tanh;
+  }
+};
+
+/// both cones with their light at the origin: m is the squared chord of two unit vectors
+template <class T>
+struct FiniteCone {
+  static constexpr bool kProduct = false;
+  T gamma;
+  explicit FiniteCone(const T* p) : gamma(p[0]) {}
+  T aux(T) const { return 0; }
+  CONE_INLINE static Vec<T> angle(Vec<T> m) {
+    return T(2) * vasin<T>(vmin<T>(vsqrt<T>(m) * T(0.5), splat<T>(T(1))));
+  }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
+    return lca_level<T>(q.level, k.level, angle(m)) * -gamma;
+  }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+    Vec<T> a = angle(m), distance_share, q_share;
+    lca_slopes<T>(q.level, k.level, a, distance_share, q_share);
+    Vec<T> g_level = g * -gamma;
+    Vec<T> rest = m * vmax<T>(T(4) - m, Vec<T>{});
+    s.measure = g_level * distance_share * inverse_or_zero<T>(vsqrt<T>(rest));
+    s.q_level = g_level * q_share;
+    s.k_level = g_level - s.q_level;
+    s.parameter[0] = -(g * lca_level<T>(q.level, k.level, a));
+    s.parameter[1] = Vec<T>{};
+  }
+};
+
+/// the level is the height y; aux: 1/sqrt(y)
+template <class T>
+struct HalfSpaceDistance {
+  static constexpr bool kProduct = false;
+  T beta, offset;
+  explicit HalfSpaceDistance(const T* p) : beta(p[0]), offset(p[1]) {}
+  T aux(T level) const { return T(1) / std::sqrt(level); }
+  CONE_INLINE static Vec<T> half_distance(Vec<T> m, Token<T> q, Token<T> k) {
+    Vec<T> rise = q.level - k.level;
+    return vasinh<T>(vsqrt<T>(rise * rise + m) * (q.aux * k.aux * T(0.5)));
+  }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
+    return half_distance(m, q, k) * (T(-2) * beta) - offset;
+  }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+    Vec<T> rise = q.level - k.level, chord_sq = rise * rise + m;
+    Vec<T> chord = vsqrt<T>(chord_sq), outer = T(1) / vsqrt<T>(chord_sq + q.level * k.level * T(4));
+    s.measure = g * inverse_or_zero<T>(chord) * outer * -beta;
+    Vec<T> stretch = g * chord * outer * beta, slope = rise * s.measure * T(2);
+    s.q_level = slope + stretch * (q.aux * q.aux);
+    s.k_level = stretch * (k.aux * k.aux) - slope;
+    s.parameter[0] = g * half_distance(m, q, k) * T(-2);
+    s.parameter[1] = -g;
+  }
+};
+
+/// the level is the radius a >= 0; aux: sinh(a)
+template <class T>
+struct HyperboloidDistance {
+  static constexpr bool kProduct = false;
+  T beta, offset;
+  explicit HyperboloidDistance(const T* p) : beta(p[0]), offset(p[1]) {}
+  T aux(T level) const { return std::sinh(level); }
+  /// sinh^2(d/2) = sinh^2((a - b)/2) + sinh a sinh b chord^2/4, and sinh((a - b)/2)
+  CONE_INLINE static Vec<T> half_sinh_sq(Vec<T> m, Token<T> q, Token<T> k, Vec<T>& radial) {
+    Vec<T> t = (q.level - k.level) * T(0.5), u = vexpm1<T>(vabs<T>(t));
+    Vec<T> sinh_t = (u + u / (u + T(1))) * T(0.5);
+    radial = select<T>(t < T(0), -sinh_t, sinh_t);
+    return radial * radial + q.aux * k.aux * (m * T(0.25));
+  }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> radial;
+    return vasinh<T>(vsqrt<T>(half_sinh_sq(m, q, k, radial))) * (T(-2) * beta) - offset;
+  }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+    Vec<T> radial, sq = half_sinh_sq(m, q, k, radial), half = vsqrt<T>(sq);
+    Vec<T> g_sq = g * inverse_or_zero<T>(half) / vsqrt<T>(sq + T(1)) * -beta;
+    Vec<T> slope = radial * vsqrt<T>(radial * radial + T(1)), chord_sq = m * T(0.25);
+    s.measure = g_sq * (q.aux * k.aux) * T(0.25);
+    s.q_level = g_sq * (slope + vsqrt<T>(q.aux * q.aux + T(1)) * k.aux * chord_sq);
+    s.k_level = g_sq * (vsqrt<T>(k.aux * k.aux + T(1)) * q.aux * chord_sq - slope);
+    s.parameter[0] = g * vasinh<T>(half) * T(-2);
+    s.parameter[1] = -g;
+  }
+};
+
+}  // namespace coneheads

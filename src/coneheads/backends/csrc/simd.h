@@ -1,0 +1,283 @@
+// Vectors of the machine's width, and the few functions that kernels need on them.
+//
+// GCC's vector types give arithmetic and comparisons for every width from one source: 64 bytes with AVX-512, 32 with
+// AVX2, 16 otherwise (SSE2, NEON). Only what they lack is written with intrinsics, each with a portable form beside it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace coneheads {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+#define CONE_INLINE inline __attribute__((always_inline))
+
+template <class T>
+struct Simd;
+template <>
+struct Simd<float> {
+  typedef float V __attribute__((vector_size(kVectorBytes)));
+  typedef int32_t I __attribute__((vector_size(kVectorBytes)));
+  typedef uint32_t U __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct Simd<double> {
+  typedef double V __attribute__((vector_size(kVectorBytes)));
+  typedef int64_t I __attribute__((vector_size(kVectorBytes)));
+  typedef uint64_t U __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using Vec = typename Simd<T>::V;
+template <class T>
+using Int = typename Simd<T>::I;
+/// the lanes of a vector
+template <class T>
+inline constexpr int kLanes = kVectorBytes / sizeof(T);
+
+template <class T>
+CONE_INLINE Vec<T> load(const T* p) {
+  Vec<T> v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+template <class T>
+CONE_INLINE void store(T* p, Vec<T> v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+template <class T>
+CONE_INLINE Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}
+
+// ---- what vector types lack ----
+
+template <class T>
+CONE_INLINE Vec<T> vsqrt(Vec<T> x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_sqrt_ps((__m512)x);
+  else return (Vec<T>)_mm512_sqrt_pd((__m512d)x);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_sqrt_ps((__m256)x);
+  else return (Vec<T>)_mm256_sqrt_pd((__m256d)x);
+#elif defined(__SSE2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm_sqrt_ps((__m128)x);
+  else return (Vec<T>)_mm_sqrt_pd((__m128d)x);
+#elif defined(__aarch64__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)vsqrtq_f32((float32x4_t)x);
+  else return (Vec<T>)vsqrtq_f64((float64x2_t)x);
+#else
+  for (int i = 0; i < kLanes<T>; ++i) x[i] = std::sqrt(x[i]);
+  return x;
+#endif
+}
+
+/// a > b ? a : b in every lane: b where one is NaN
+template <class T>
+CONE_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_max_ps((__m512)a, (__m512)b);
+  else return (Vec<T>)_mm512_max_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_max_ps((__m256)a, (__m256)b);
+  else return (Vec<T>)_mm256_max_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm_max_ps((__m128)a, (__m128)b);
+  else return (Vec<T>)_mm_max_pd((__m128d)a, (__m128d)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+/// a < b ? a : b in every lane
+template <class T>
+CONE_INLINE Vec<T> vmin(Vec<T> a, Vec<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_min_ps((__m512)a, (__m512)b);
+  else return (Vec<T>)_mm512_min_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_min_ps((__m256)a, (__m256)b);
+  else return (Vec<T>)_mm256_min_pd((__m256d)a, (__m256d)b);
+#elif defined(__SSE2__)
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm_min_ps((__m128)a, (__m128)b);
+  else return (Vec<T>)_mm_min_pd((__m128d)a, (__m128d)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+/// whether any lane of a comparison is true
+template <class T>
+CONE_INLINE bool any(Int<T> m) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi64_mask((__m512i)m, (__m512i)m) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)m, (__m256i)m);
+#elif defined(__SSE2__)
+  return _mm_movemask_epi8((__m128i)m) != 0;
+#else
+  bool found = false;
+  for (int i = 0; i < kLanes<T>; ++i) found |= m[i] != 0;
+  return found;
+#endif
+}
+template <class T>
+CONE_INLINE bool all(Int<T> m) {
+  return !any<T>(~m);
+}
+
+/// a where the comparison is true, b elsewhere
+template <class T>
+CONE_INLINE Vec<T> select(Int<T> m, Vec<T> a, Vec<T> b) {
+  return m ? a : b;
+}
+/// a where the comparison is true, 0 elsewhere
+template <class T>
+CONE_INLINE Vec<T> keep_where(Int<T> m, Vec<T> a) {
+  return (Vec<T>)((Int<T>)a & m);
+}
+template <class T>
+CONE_INLINE Vec<T> vabs(Vec<T> x) {
+  return (Vec<T>)(((typename Simd<T>::U)x << 1) >> 1);
+}
+
+template <class T>
+CONE_INLINE T sum(Vec<T> v) {
+  T total = 0;
+  T lanes[kLanes<T>];
+  store<T>(lanes, v);
+  for (int step = kLanes<T> / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
+  total = lanes[0];
+  return total;
+}
+template <class T>
+CONE_INLINE T largest(Vec<T> v) {
+  T best = v[0];
+  for (int i = 1; i < kLanes<T>; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// ---- exponentials, logarithms, angles ----
+// Polynomials are minimax fits of our own, to an error far below one rounding of their type.
+
+template <class T, int N>
+CONE_INLINE Vec<T> horner(const T (&c)[N], Vec<T> x) {
+  Vec<T> p = splat<T>(c[N - 1]);
+#pragma GCC unroll 16
+  for (int i = N - 2; i >= 0; --i) p = p * x + c[i];
+  return p;
+}
+
+template <class T>
+struct Constants;
+template <>
+struct Constants<float> {
+  static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, in the low bits
+  static constexpr int kMantissa = 23, kBias = 127;
+  static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f, kExpLow = -87.33f;
+  static constexpr float kTiny = 1.17549435e-38f;
+  static constexpr float kExp[] = {0.4999999345f, 0.1666652063f, 0.04166838813f, 0.008368716918f, 0.001381459419f};
+  static constexpr float kLog[] = {0.6666677894f, 0.3997598479f, 0.2992825616f};
+  static constexpr float kAsin[] = {0.1666673129f, 0.07495660071f, 0.04546691888f, 0.02405037144f, 0.04256576135f};
+};
+template <>
+struct Constants<double> {
+  static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr int kMantissa = 52, kBias = 1023;
+  static constexpr double kLn2High = 0.693147180369123816490, kLn2Low = 1.90821492927058770002e-10, kExpLow = -708.39;
+  static constexpr double kTiny = 2.2250738585072014e-308;
+  static constexpr double kExp[] = {0.5000000000000000044,    0.1666666666666668341,    0.04166666666666609419,
+                                    0.008333333333317038638,  0.001388888888911569314,  0.00019841269896373197,
+                                    0.00002480158692647329688, 2.75572348722164662e-6,   2.755758200519743623e-7,
+                                    2.511203338269439914e-8,  2.08265738523436774e-9};
+  static constexpr double kLog[] = {0.6666666666666666334, 0.4000000000000484441, 0.2857142856934621066,
+                                    0.2222222262771162746, 0.181817760262167174,  0.1538711258708434221,
+                                    0.1324899221837777317, 0.1326591929160621192};
+  static constexpr double kAsin[] = {0.1666666666666670121,  0.07499999999984424755,  0.04464285716374378422,
+                                     0.03038194313835674505, 0.02237220513378145381,  0.01735175262522200481,
+                                     0.01397952313756885694, 0.01140669831979968422,  0.01075076059621972084,
+                                     0.003770024707547473218, 0.02165687782568710548, -0.0210600568358635439,
+                                     0.03274148315219215233};
+};
+
+/// x = n ln 2 + r with |r| <= ln(2)/2: gives 2^n and exp(r) - 1
+template <class T>
+CONE_INLINE void exp_parts(Vec<T> x, Vec<T>& power, Vec<T>& rest) {
+  using C = Constants<T>;
+  Vec<T> shifted = x * T(1.4426950408889634074) + C::kRound;
+  Vec<T> n = shifted - C::kRound;
+  Vec<T> r = x - n * C::kLn2High;
+  r = r - n * C::kLn2Low;
+  power = (Vec<T>)(((Int<T>)shifted << C::kMantissa) + (Int<T>)splat<T>(T(1)));
+  rest = (r * r) * horner<T>(C::kExp, r) + r;
+}
+/// exp(x) for x up to 88 (float) or 709 (double); 0 below the smallest normal number, -inf included
+template <class T>
+CONE_INLINE Vec<T> vexp(Vec<T> x) {
+  Vec<T> power, rest;
+  Int<T> normal = x >= Constants<T>::kExpLow;
+  exp_parts<T>(x, power, rest);
+  return keep_where<T>(normal, power * rest + power);
+}
+/// exp(x) - 1 for 0 <= x <= 88 (float) or 709 (double), without cancellation
+template <class T>
+CONE_INLINE Vec<T> vexpm1(Vec<T> x) {
+  Vec<T> power, rest;
+  exp_parts<T>(x, power, rest);
+  return power * rest + (power - T(1));
+}
+/// log(x) of a normal positive number
+template <class T>
+CONE_INLINE Vec<T> vlog(Vec<T> x) {
+  using C = Constants<T>;
+  constexpr auto one = C::kBias;
+  Int<T> bits = (Int<T>)x;
+  // The mantissa is taken in [sqrt(1/2), sqrt(2)): add the bits of 1/sqrt(1/2), cut the exponent off.
+  const Int<T> offset = (Int<T>)splat<T>(T(1)) - (Int<T>)splat<T>(T(0.70710678118654752));
+  Int<T> exponent = ((bits + offset) >> C::kMantissa) - one;
+  Vec<T> m = (Vec<T>)(bits - (exponent << C::kMantissa));
+  Vec<T> n = __builtin_convertvector(exponent, Vec<T>);
+  Vec<T> s = (m - T(1)) / (m + T(1));
+  Vec<T> z = s * s;
+  return (s * z * horner<T>(C::kLog, z) + n * C::kLn2Low) + (s + s) + n * C::kLn2High;
+}
+/// log(1 + x) for x >= 0
+template <class T>
+CONE_INLINE Vec<T> vlog1p(Vec<T> x) {
+  Vec<T> w = x + T(1);
+  // What w lost of x is given back to first order; beyond 2^24 it lost the 1, which no longer counts.
+  Vec<T> lost = select<T>(x < T(1e6), (x - (w - T(1))) / w, Vec<T>{});
+  return vlog<T>(w) + lost;
+}
+/// asinh(x) for 0 <= x <= 1e18: log1p(x + x^2 / (1 + sqrt(1 + x^2)))
+template <class T>
+CONE_INLINE Vec<T> vasinh(Vec<T> x) {
+  x = vmin<T>(x, splat<T>(T(1e18)));
+  Vec<T> sq = x * x;
+  return vlog1p<T>(x + sq / (vsqrt<T>(sq + T(1)) + T(1)));
+}
+/// asin(x) for 0 <= x <= 1
+template <class T>
+CONE_INLINE Vec<T> vasin(Vec<T> x) {
+  Int<T> steep = x > T(0.5);
+  Vec<T> z = select<T>(steep, (T(1) - x) * T(0.5), x * x);
+  Vec<T> root = select<T>(steep, vsqrt<T>(z), x);
+  Vec<T> p = root * z * horner<T>(Constants<T>::kAsin, z) + root;
+  return select<T>(steep, T(1.57079632679489661923) - (p + p), p);
+}
+
+}  // namespace coneheads
