@@ -148,10 +148,9 @@ struct Backward {
             const uint8_t* bad_keys, const T* centre, int64_t owner, Work& w) {
     const int64_t head = b * p.heads + h, kv_head = b * p.kv_heads + h / p.group, d = p.coordinates;
     const int64_t position_row = wide_features(), size = chunk_size();
-    T parameters[kMaxParameters];
-    p.parameters(b, h, parameters);
+    const MadeScore made = p.made(b, h);
     const Tokens<T> queries{w.numbers, w.numbers + kBackwardRows, w.numbers + 2 * kBackwardRows, w.bad.data()};
-    queries.make(p, p.q, b, h, parameters, first, first + count, w.spare);
+    queries.make(p, p.q, b, h, made, first, first + count, w.spare);
     T* sq = w.numbers + 3 * kBackwardRows;
     const int64_t padded_count = round_up<int64_t>(count, kStripRows);
     std::fill_n(w.position, padded_count * position_row, T(0));
@@ -189,7 +188,7 @@ struct Backward {
           std::fill_n(weights + i * w.row, m, T(0));
           std::fill_n(slopes + i * w.row, m, T(0));
         } else if (m > 0) {
-          one_row(b, h, first + row, from, n, m, parameters, query, keys, bad_keys, grad_rows + i * wide_values(),
+          one_row(b, h, first + row, from, n, m, made, query, keys, bad_keys, grad_rows + i * wide_values(),
                   w.measures + i * w.row, weights + i * w.row, slopes + i * w.row, kv_head, owner, w);
         }
         std::fill(weights + i * w.row + m, weights + i * w.row + block_keys, T(0));
@@ -206,14 +205,14 @@ struct Backward {
   }
 
   /// One row: measures (products on entry) -> weights; slopes (dP on entry) -> slopes.
-  void one_row(int64_t b, int64_t h, int64_t number, int64_t from, int64_t n, int64_t m, const T* parameters,
+  void one_row(int64_t b, int64_t h, int64_t number, int64_t from, int64_t n, int64_t m, const MadeScore& made,
                const Query<T>& query, const Keys<T>& keys, const uint8_t* bad_keys, const T* grad_row, T* measures,
                T* weights, T* slopes, int64_t kv_head, int64_t owner, Work& w) {
     const int64_t place = (b * p.heads + h) * p.length + number;
     const double exact = lse[place];
     const int64_t valid = std::min(n, p.last_key(number) - from);
     bool is_nan = false;
-    p.score.score(parameters, {m, measures, weights, query, keys, false, true});
+    p.score.score(made.bytes, {m, measures, weights, query, keys, false, true});
     if (p.has_mask || bad_keys || valid < m)
       apply_masks<T>(p, b, h, number, from, valid, m, bad_keys, weights, w.spare, is_nan);
     T shift = -T(grad_lse[place]);
@@ -241,7 +240,7 @@ struct Backward {
                     grad_mask ? w.score_grad : nullptr, w.query_near,
                     grad_k + (kv_head * p.keys + from) * p.features, p.features, T(0), T(0), {0, 0}};
     std::fill_n(w.query_near, p.coordinates, T(0));
-    p.score.slopes(parameters, row, parameters_wanted);
+    p.score.slopes(made.bytes, row, parameters_wanted);
     if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, weights);
     if (!p.score.product) {
       T* g = grad_q + place * p.features;
@@ -281,9 +280,8 @@ struct Backward {
       T scale[kBlock], level[kBlock], aux[kBlock];
       uint8_t bad[kBlock];
       std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>));
-      T parameters[kMaxParameters];
-      p.parameters(b, of_query ? h : h * p.group, parameters);
-      Tokens<T>{scale, level, aux, bad}.make(p, features, b, h, parameters, from, to, spare.data());
+      const MadeScore made = p.made(b, of_query ? h : h * p.group);
+      Tokens<T>{scale, level, aux, bad}.make(p, features, b, h, made, from, to, spare.data());
       T* grads = (of_query ? grad_q : grad_k) + (head * total + from) * p.features;
       for (int64_t i = 0; i < to - from; ++i) {
         T* g = grads + i * p.features;

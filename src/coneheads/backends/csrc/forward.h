@@ -8,7 +8,7 @@
 
 namespace coneheads {
 
-inline constexpr int64_t kForwardKeys = 256;  // keys of a block
+inline constexpr int64_t kForwardKeys = 512;  // keys of a block
 inline constexpr int64_t kForwardRows = 16 * kRows;  // queries of a task
 /// With so few queries to a head, packing its keys costs more than it saves.
 inline constexpr int64_t kFewRows = 4;
@@ -33,8 +33,8 @@ struct Forward {
     T* output = nullptr;  // [kRows][wide]
   };
 
-  /// What a block of keys adds to a strip. `products` hold the products with the block, or the measures themselves.
-  void accumulate(Strip& strip, const T* parameters, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
+  /// What a block of keys adds to a strip. `products` hold the products, or the measures themselves.
+  void accumulate(Strip& strip, const MadeScore& made, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
                   T* products, int64_t row, bool measured, Panels<T> values, T* spare) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     for (int64_t i = 0; i < strip.count; ++i) {
@@ -42,19 +42,28 @@ struct Forward {
       T* scores = products + i * row;
       const Query<T> query{strip.position + i * strip.position_row, strip.sq[i], strip.tokens.level[i],
                            strip.tokens.aux[i]};
-      T best = p.score.score(parameters, {n, scores, scores, query, keys, measured, false});
+      T best = p.score.score(made.bytes, {n, scores, scores, query, keys, measured, false});
       if (p.has_mask || bad || valid < n)
         best = apply_masks<T>(p, strip.b, strip.h, number, from, valid, n, bad, scores, spare, strip.is_nan[i]);
       const T largest = std::max(strip.largest[i], best), base = largest == -infinity ? T(0) : largest;
-      const T kept = std::exp(strip.largest[i] - base);
-      strip.total[i] = strip.total[i] * kept + exp_row<T>(scores, n, base);
-      strip.largest[i] = largest;
-      if (kept != T(1))
+      if (largest > strip.largest[i]) {
+        const T kept = std::exp(strip.largest[i] - base);
+        strip.total[i] *= kept;
+        strip.largest[i] = largest;
         for (int64_t j = 0; j < wide(); j += kLanes<T>)
           store<T>(strip.output + i * wide() + j, load<T>(strip.output + i * wide() + j) * kept);
-      if (p.dropout_p > 0) drop_row<T>(p, strip.b, strip.h, number, from, n, scores);
+      }
+      strip.total[i] += exp_row<T>(scores, n, base);
     }
-    multiply<T>(strip.count, wide(), n, {products, row, 1}, values, strip.output, wide(), true);
+    add_values(strip, from, n, products, row, values);
+  }
+
+  /// The weights of a block, dropout applied, times its values.
+  void add_values(Strip& strip, int64_t from, int64_t n, T* weights, int64_t row, Panels<T> values) const {
+    if (p.dropout_p > 0)
+      for (int64_t i = 0; i < strip.count; ++i)
+        drop_row<T>(p, strip.b, strip.h, strip.first + i, from, n, weights + i * row);
+    multiply<T>(strip.count, wide(), n, {weights, row, 1}, values, strip.output, wide(), true);
   }
 
   void begin(Strip& strip) const {
@@ -74,7 +83,7 @@ struct Forward {
       write_row<T>(row, out_dtype, p.values, out + number * p.values * bytes_of(out_dtype));
       lse[number] = empty ? -std::numeric_limits<double>::infinity()
                           : is_nan ? std::numeric_limits<double>::quiet_NaN()
-                                   : double(strip.largest[i]) + std::log(double(strip.total[i]));
+                                   : double(strip.largest[i])  + std::log(double(strip.total[i]));
     }
   }
 
@@ -116,10 +125,9 @@ struct Forward {
     T* spare = scores + kRows * score_row;
     std::vector<uint8_t> bad(size_t(padded_count), 0);
     std::fill_n(numbers, 3 * padded_count, T(0));
-    T parameters[kMaxParameters];
-    p.parameters(b, h, parameters);
+    const MadeScore made = p.made(b, h);
     const Tokens<T> queries{numbers, numbers + padded_count, numbers + 2 * padded_count, bad.data()};
-    queries.make(p, p.q, b, h, parameters, from, to, spare);
+    queries.make(p, p.q, b, h, made, from, to, spare);
 
     std::vector<Strip> strips;
     for (int64_t first = 0; first < count; first += kRows) {
@@ -146,11 +154,12 @@ struct Forward {
         const int64_t needed = p.last_key(strip.first + strip.count - 1) - start;
         if (needed <= 0) continue;
         const int64_t n = std::min(block, round_up<int64_t>(needed, kPanel<T>));
+        const Panels<T> values{packed_values + start * kPanel<T>, kPanel<T>, tokens.padded * kPanel<T>};
         if (d > kFewCoordinates || p.score.product)
           multiply<T>(strip.count, n, d, {strip.position, d, 1}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores,
                       score_row, false);
-        accumulate(strip, parameters, keys, bad_keys ? bad_keys + start : nullptr, start, n, scores, score_row, false,
-                   {packed_values + start * kPanel<T>, kPanel<T>, tokens.padded * kPanel<T>}, spare);
+        accumulate(strip, made, keys, bad_keys ? bad_keys + start : nullptr, start, n, scores, score_row, false, values,
+                   spare);
       }
     }
     for (const Strip& strip : strips) finish(strip);
@@ -174,12 +183,11 @@ struct Forward {
     T* values = key_numbers + 4 * n;
     T* spare = values + n * wide();
     uint8_t bad[kRows] = {}, bad_keys[n];
-    T parameters[kMaxParameters];
-    p.parameters(b, h, parameters);
+    const MadeScore made = p.made(b, h);
     std::fill_n(position, kRows * wide_d, T(0));
     Strip strip{b, h, 0, p.length};
     strip.tokens = {numbers, numbers + kRows, numbers + 2 * kRows, bad};
-    strip.tokens.make(p, p.q, b, h, parameters, 0, p.length, spare);
+    strip.tokens.make(p, p.q, b, h, made, 0, p.length, spare);
     strip.position = position;
     strip.position_row = wide_d;
     strip.output = output;
@@ -192,14 +200,14 @@ struct Forward {
       const int64_t count = std::min(n, p.keys - start), padded = round_up<int64_t>(count, kPanel<T>);
       std::fill_n(key_numbers, 4 * n, T(0));
       std::fill_n(bad_keys, n, uint8_t(0));
-      keys.make(p, p.k, b, kv, parameters, start, start + count, spare);
+      keys.make(p, p.k, b, kv, made, start, start + count, spare);
       for (int64_t j = 0; j < count; ++j) {
         point<T>(p, p.k, b, kv, start + j, keys.scale[j], bad_keys[j], nullptr, spare, x);
         for (int64_t i = 0; i < p.length; ++i) scores[i * n + j] = measure(position + i * wide_d, x, d);
       }
       for (int64_t i = 0; i < p.length; ++i) std::fill(scores + i * n + count, scores + i * n + padded, T(0));
       const bool any_bad = pack_values<T>(p, b, kv, start, count, values, n * kPanel<T>, bad_keys);
-      accumulate(strip, parameters, {nullptr, nullptr, keys.level, keys.aux, d}, any_bad ? bad_keys : nullptr, start,
+      accumulate(strip, made, {nullptr, nullptr, keys.level, keys.aux, d}, any_bad ? bad_keys : nullptr, start,
                  padded, scores, n, true, {values, kPanel<T>, n * kPanel<T>}, spare);
     }
     finish(strip);

@@ -1,7 +1,8 @@
 // Lifts: from a feature row to a point, and the gradient of a point back to its row. See docs/math.md, section 1.
 //
 // In every lift a position is a multiple of the features, x = scale * f[:E-1], and scale and level of a token follow from
-// its last feature and, for directions, from the norm of the others. So a lift is two numbers a token.
+// its last feature and, for directions, from the norm of the others. So a lift is two numbers a token. A direction is
+// divided by its norm, not multiplied by the inverse: +-1 in one dimension must be just that.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +33,7 @@ struct Lifter {
   T height_scale;
 
   bool has_level() const { return kind != Lift::none; }
+  /// positions are f / scale, not f * scale
   bool is_direction() const { return kind >= Lift::polar; }
   /// the coordinates of a position
   int64_t coordinates(int64_t features) const { return has_level() ? features - 1 : features; }
@@ -75,7 +77,7 @@ struct Lifter {
         }
         default: {
           Vec<T> norm = vsqrt<T>(load<T>(norm_sq + i));
-          s = one / vmax<T>(norm, splat<T>(T(kDirectionFloor)));
+          s = vmax<T>(norm, splat<T>(T(kDirectionFloor)));
           if (kind == Lift::polar) {
             l = vmin<T>(vabs<T>(f), splat<T>(T(kRadiusLimit)));
             s = select<T>(f < T(0), -s, s);
@@ -150,17 +152,16 @@ template <class T>
 void lift_backward(const Lifter<T>& lifter, int64_t n, const T* f, T scale, T* g) {
   const int64_t d = lifter.coordinates(n);
   const T limit = lifter.feature_limit(), most = T(kPositionLimit);
-  auto free = [&](int64_t i) { return std::abs(f[i]) <= limit && std::abs(f[i] * scale) <= most; };
-  T along = 0;  // sum of g f: the gradient of the scale
+  T along = 0;  // for a direction g.x, otherwise g.f, the gradient of the scale
   if (lifter.is_direction()) {
-    // What is along the direction does not change it: g - x (g.x), unless the norm is at its floor.
-    for (int64_t i = 0; i < d; ++i) along += g[i] * (std::clamp(f[i], -limit, limit) * scale);
-    const T share = std::abs(scale) < T(0.99 / kDirectionFloor) ? along : T(0);
-    for (int64_t i = 0; i < d; ++i)
-      g[i] = free(i) ? (g[i] - share * (f[i] * scale)) * scale : T(0);
+    // What is along the direction does not change it: (g - x (g.x)) / norm, unless the norm is at its floor.
+    for (int64_t i = 0; i < d; ++i) along += g[i] * (std::clamp(f[i], -limit, limit) / scale);
+    const T share = std::abs(scale) > T(kDirectionFloor) ? along : T(0);
+    for (int64_t i = 0; i < d; ++i) g[i] = std::abs(f[i]) <= limit ? (g[i] - share * (f[i] / scale)) / scale : T(0);
   } else {
     for (int64_t i = 0; i < d; ++i) {
-      g[i] = free(i) ? g[i] : T(0);
+      const bool free = std::abs(f[i]) <= limit && std::abs(f[i] * scale) <= most;
+      g[i] = free ? g[i] : T(0);
       along += g[i] * f[i];
       g[i] *= scale;
     }

@@ -31,6 +31,13 @@ struct Strided {
   int64_t row, column;  // steps in elements
 };
 
+/// B in panels: row k of panel p starts at data + p * panel + k * row
+template <class T>
+struct Panels {
+  const T* data;
+  int64_t row, panel;
+};
+
 template <class T, int M>
 CONE_INLINE void micro_kernel(int64_t depth, Strided<T> a, const T* __restrict b, int64_t b_row, T* __restrict c,
                               int64_t c_row, bool add) {
@@ -38,7 +45,7 @@ CONE_INLINE void micro_kernel(int64_t depth, Strided<T> a, const T* __restrict b
   const T* rows = a.data;
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) __builtin_prefetch(c + i * c_row, 1);
-  for (int64_t k = 0; k < depth; ++k) {
+  auto step = [&]() __attribute__((always_inline)) {
     Vec<T> right[kPanelVectors];
 #pragma GCC unroll 4
     for (int j = 0; j < kPanelVectors; ++j) right[j] = load<T>(b + j * kLanes<T>);
@@ -50,7 +57,15 @@ CONE_INLINE void micro_kernel(int64_t depth, Strided<T> a, const T* __restrict b
     }
     rows += a.column;
     b += b_row;
+  };
+  int64_t k = depth;
+  for (; k >= 4; k -= 4) {
+    step();
+    step();
+    step();
+    step();
   }
+  for (; k > 0; --k) step();
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
@@ -60,51 +75,38 @@ CONE_INLINE void micro_kernel(int64_t depth, Strided<T> a, const T* __restrict b
     }
 }
 
+/// M rows of A with all columns of B. The last panel may have more columns than C: it goes through `spare`.
+template <class T, int M>
+__attribute__((noinline)) void multiply_strip(int64_t columns, int64_t depth, Strided<T> a, Panels<T> b, T* c,
+                                              int64_t c_row, bool add) {
+  const int64_t whole = columns / kPanel<T>, rest = columns % kPanel<T>;
+  for (int64_t p = 0; p < whole; ++p)
+    micro_kernel<T, M>(depth, a, b.data + p * b.panel, b.row, c + p * kPanel<T>, c_row, add);
+  if (rest == 0) return;
+  T spare[M * kPanel<T>];
+  micro_kernel<T, M>(depth, a, b.data + whole * b.panel, b.row, spare, kPanel<T>, false);
+  for (int64_t i = 0; i < M; ++i)
+    for (int64_t j = 0; j < rest; ++j) {
+      T& sum = c[i * c_row + whole * kPanel<T> + j];
+      sum = spare[i * kPanel<T> + j] + (add ? sum : T(0));
+    }
+}
 /// the last rows of A, fewer than kRows
 template <class T, int M = kRows - 1>
-__attribute__((noinline)) void micro_kernel_rest(int64_t rows, int64_t depth, Strided<T> a, const T* b, int64_t b_row,
-                                                 T* c, int64_t c_row, bool add) {
-  if (rows == M) return micro_kernel<T, M>(depth, a, b, b_row, c, c_row, add);
-  if constexpr (M > 1) micro_kernel_rest<T, M - 1>(rows, depth, a, b, b_row, c, c_row, add);
+void multiply_rest(int64_t rows, int64_t columns, int64_t depth, Strided<T> a, Panels<T> b, T* c, int64_t c_row,
+                   bool add) {
+  if (rows == M) return multiply_strip<T, M>(columns, depth, a, b, c, c_row, add);
+  if constexpr (M > 1) multiply_rest<T, M - 1>(rows, columns, depth, a, b, c, c_row, add);
 }
-
-template <class T>
-__attribute__((noinline)) void micro_kernel_full(int64_t depth, Strided<T> a, const T* b, int64_t b_row, T* c,
-                                                 int64_t c_row, bool add) {
-  micro_kernel<T, kRows>(depth, a, b, b_row, c, c_row, add);
-}
-
-/// B in panels: row k of panel p starts at data + p * panel + k * row
-template <class T>
-struct Panels {
-  const T* data;
-  int64_t row, panel;
-};
 
 /// C[rows x columns] (+)= A[rows x depth] B[depth x columns]. Reads whole panels of B; writes just `columns` of C.
 template <class T>
 void multiply(int64_t rows, int64_t columns, int64_t depth, Strided<T> a, Panels<T> b, T* c, int64_t c_row, bool add) {
-  T spare[kRows * kPanel<T>];
-  for (int64_t column = 0, p = 0; column < columns; column += kPanel<T>, ++p) {
-    const T* panel = b.data + p * b.panel;
-    const bool whole = columns - column >= kPanel<T>;
-    for (int64_t row = 0; row < rows; row += kRows) {
-      const int64_t count = rows - row < kRows ? rows - row : kRows;
-      const Strided<T> block{a.data + row * a.row, a.row, a.column};
-      T* to = whole ? c + row * c_row + column : spare;
-      const int64_t to_row = whole ? c_row : kPanel<T>;
-      if (count == kRows)
-        micro_kernel_full<T>(depth, block, panel, b.row, to, to_row, add && whole);
-      else
-        micro_kernel_rest<T>(count, depth, block, panel, b.row, to, to_row, add && whole);
-      if (whole) continue;
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t j = 0; j < columns - column; ++j) {
-          T& sum = c[(row + i) * c_row + column + j];
-          sum = spare[i * kPanel<T> + j] + (add ? sum : T(0));
-        }
-    }
-  }
+  int64_t row = 0;
+  for (; row + kRows <= rows; row += kRows)
+    multiply_strip<T, kRows>(columns, depth, {a.data + row * a.row, a.row, a.column}, b, c + row * c_row, c_row, add);
+  if (row < rows)
+    multiply_rest<T>(rows - row, columns, depth, {a.data + row * a.row, a.row, a.column}, b, c + row * c_row, c_row, add);
 }
 
 /// Exchanges the off-diagonal blocks of size `step` of two rows that are `step` apart.

@@ -61,9 +61,14 @@ struct Problem {
   T numbers[kMaxParameters] = {0, 0};
   std::vector<View> tensors;
 
-  void parameters(int64_t b, int64_t h, T (&p)[kMaxParameters]) const {
+  /// The score with the parameters of a head.
+  MadeScore made(int64_t b, int64_t h) const {
+    T parameters[kMaxParameters];
     for (int i = 0; i < kMaxParameters; ++i)
-      p[i] = i < int(tensors.size()) ? *reinterpret_cast<const T*>(tensors[i].at(b, h)) : numbers[i];
+      parameters[i] = i < int(tensors.size()) ? *reinterpret_cast<const T*>(tensors[i].at(b, h)) : numbers[i];
+    MadeScore made;
+    score.make(parameters, made.bytes);
+    return made;
   }
   /// Whether the call is too small for a second thread to pay.
   bool is_small() const { return batch * heads * length * keys * (features + values + 32) < (int64_t(1) << 19); }
@@ -82,15 +87,20 @@ bool is_bad(const T* row, int64_t n) {
   return !(test + sum<T>(tests) == T(0));
 }
 
-/// x = scale * f of a row, saturated, into `to`.
+/// The position of a row of features: saturated, scaled, saturated again.
 template <class T>
-CONE_INLINE void positions(const T* f, int64_t n, T scale, T limit, T* to) {
-  const T most = T(kPositionLimit);
-  const Vec<T> low = splat<T>(-limit), high = splat<T>(limit), least = splat<T>(-most), largest = splat<T>(most);
+CONE_INLINE void positions(const Lifter<T>& lifter, const T* f, int64_t n, T scale, T* to) {
+  const T limit = lifter.feature_limit(), most = T(kPositionLimit);
+  auto clamp = [](Vec<T> x, T bound) { return vmin<T>(vmax<T>(x, splat<T>(-bound)), splat<T>(bound)); };
   int64_t i = 0;
-  for (; i + kLanes<T> <= n; i += kLanes<T>)
-    store<T>(to + i, vmin<T>(vmax<T>(vmin<T>(vmax<T>(load<T>(f + i), low), high) * scale, least), largest));
-  for (; i < n; ++i) to[i] = std::clamp(std::clamp(f[i], -limit, limit) * scale, -most, most);
+  if (lifter.is_direction()) {
+    for (; i + kLanes<T> <= n; i += kLanes<T>) store<T>(to + i, clamp(load<T>(f + i), limit) / scale);
+    for (; i < n; ++i) to[i] = std::clamp(f[i], -limit, limit) / scale;
+  } else {
+    for (; i + kLanes<T> <= n; i += kLanes<T>)
+      store<T>(to + i, clamp(clamp(load<T>(f + i), limit) * scale, most));
+    for (; i < n; ++i) to[i] = std::clamp(std::clamp(f[i], -limit, limit) * scale, -most, most);
+  }
 }
 template <class T>
 CONE_INLINE T square_norm(const T* x, int64_t n) {
@@ -111,7 +121,7 @@ struct Tokens {
   T *scale, *level, *aux;
   uint8_t* bad;
 
-  void make(const Problem<T>& p, const View& features, int64_t b, int64_t h, const T* parameters, int64_t from,
+  void make(const Problem<T>& p, const View& features, int64_t b, int64_t h, const MadeScore& made, int64_t from,
             int64_t to, T* spare) const {
     constexpr int64_t kBlock = 64;
     T last[kBlock], norm_sq[kBlock], scales[kBlock], levels[kBlock], auxs[kBlock];
@@ -124,12 +134,12 @@ struct Tokens {
         if (bad[start - from + i]) continue;
         last[i] = f[p.features - 1];
         if (p.lifter.is_direction()) {
-          positions<T>(f, p.coordinates, T(1), p.lifter.feature_limit(), spare + p.features);
+          positions<T>(p.lifter, f, p.coordinates, T(1), spare + p.features);
           norm_sq[i] = square_norm<T>(spare + p.features, p.coordinates);
         }
       }
       p.lifter.lift(round_up<int64_t>(n, kLanes<T>), last, norm_sq, scales, levels);
-      p.score.aux(parameters, n, levels, auxs);
+      p.score.aux(made.bytes, n, levels, auxs);
       std::copy(scales, scales + n, scale + (start - from));
       std::copy(levels, levels + n, level + (start - from));
       std::copy(auxs, auxs + n, aux + (start - from));
@@ -144,7 +154,7 @@ void point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int6
   if (bad) {
     std::fill(to, to + p.coordinates, T(0));
   } else {
-    positions<T>(features.row<T>(b, h, i, spare), p.coordinates, scale, p.lifter.feature_limit(), to);
+    positions<T>(p.lifter, features.row<T>(b, h, i, spare), p.coordinates, scale, to);
   }
   if (centre)
     for (int64_t j = 0; j < p.coordinates; ++j) to[j] -= centre[j];
@@ -182,9 +192,8 @@ struct KeyTokens {
         x(size_t(d) + kLanes<T>);
     std::fill(scale(head), scale(head) + 4 * padded, T(0));
     std::fill(marks(head), marks(head) + padded, uint8_t(0));
-    T parameters[kMaxParameters];
-    p.parameters(b, h * p.group, parameters);
-    Tokens<T>{scale(head), level(head), aux(head), marks(head)}.make(p, p.k, b, h, parameters, 0, p.keys, spare.data());
+    Tokens<T>{scale(head), level(head), aux(head), marks(head)}.make(p, p.k, b, h, p.made(b, h * p.group), 0, p.keys,
+                                                                     spare.data());
     T* c = centre(head);
     std::fill(c, c + d, T(0));
     if (p.score.product || d <= kFewCoordinates) return;

@@ -1,6 +1,9 @@
 // What is done to one row of pairs, a query with many keys: measure, score, derivatives. One function a score.
 #pragma once
 
+#include <new>
+#include <type_traits>
+
 #include "matmul.h"
 #include "scores.h"
 
@@ -58,24 +61,29 @@ struct ScoreRow {
 };
 
 template <class T, class Score>
-T score_row(const T* parameters, const ScoreRow<T>& row) {
-  const Score score(parameters);
+T score_row(const void* made, const ScoreRow<T>& row) {
+  const Score score = *static_cast<const Score*>(made);
   const Token<T> q{splat<T>(row.query.level), splat<T>(row.query.aux)};
-  const bool few = row.keys.coordinates <= kFewCoordinates;
+  // Copies: as far as the compiler knows, a store may change what `row` holds.
+  T *const measures = row.measures, *const scores = row.scores;
+  const T *const sq = row.keys.sq, *const level = row.keys.level, *const aux = row.keys.aux;
+  const T q_sq = row.query.sq;
+  const bool measured = row.measured, keep = row.keep, few = row.keys.coordinates <= kFewCoordinates;
+  const int64_t n = row.n;
   Vec<T> best = splat<T>(-std::numeric_limits<T>::infinity());
-  for (int64_t j = 0; j < row.n; j += kLanes<T>) {
-    Vec<T> m = load<T>(row.measures + j);
+  for (int64_t j = 0; j < n; j += kLanes<T>) {
+    Vec<T> m = load<T>(measures + j);
     if constexpr (!Score::kProduct) {
-      if (!row.measured) {
-        Vec<T> total = load<T>(row.keys.sq + j) + row.query.sq;
+      if (!measured) {
+        Vec<T> total = load<T>(sq + j) + q_sq;
         m = total - m * T(2);
         if (few || any<T>(m < total * kNear<T>))
           m = direct_distance_sq<T>(row.query.position, row.keys.column(j), row.keys.coordinates);
       }
-      if (row.keep) store<T>(row.measures + j, m);
+      if (keep) store<T>(measures + j, m);
     }
-    Vec<T> s = score.value(m, q, {load<T>(row.keys.level + j), load<T>(row.keys.aux + j)});
-    store<T>(row.scores + j, s);
+    Vec<T> s = score.value(m, q, {load<T>(level + j), load<T>(aux + j)});
+    store<T>(scores + j, s);
     best = vmax<T>(best, s);
   }
   return largest<T>(best);
@@ -126,28 +134,33 @@ __attribute__((noinline)) Vec<T> near_pairs(SlopeRow<T>& row, int64_t j, Int<T> 
 }
 
 template <class T, class Score>
-void slope_row(const T* parameters, SlopeRow<T>& row, bool parameters_wanted) {
-  const Score score(parameters);
+void slope_row(const void* made, SlopeRow<T>& row, bool parameters_wanted) {
+  const Score score = *static_cast<const Score*>(made);
   const Token<T> q{splat<T>(row.query.level), splat<T>(row.query.aux)};
+  const T *const measures = row.measures, *const weights = row.weights;
+  const T *const sq = row.keys.sq, *const level = row.keys.level, *const aux = row.keys.aux;
+  T *const slopes = row.slopes, *const score_grad = row.score_grad;
+  T *const level_grad = row.key_level_grad, *const slope_total = row.key_slope_sum;
+  const T q_sq = row.query.sq, shift = row.shift;
+  const int64_t n = row.n;
   Vec<T> level_sum = {}, slope_sum = {}, parameter_sum[kMaxParameters] = {};
-  for (int64_t j = 0; j < row.n; j += kLanes<T>) {
-    Vec<T> m = load<T>(row.measures + j);
-    Vec<T> g = load<T>(row.weights + j) * (load<T>(row.slopes + j) - row.shift);
-    if (row.score_grad) store<T>(row.score_grad + j, g);
-    Slopes<T> s;
-    score.slopes(g, m, q, {load<T>(row.keys.level + j), load<T>(row.keys.aux + j)}, s);
+  for (int64_t j = 0; j < n; j += kLanes<T>) {
+    Vec<T> m = load<T>(measures + j);
+    Vec<T> g = load<T>(weights + j) * (load<T>(slopes + j) - shift);
+    if (score_grad) store<T>(score_grad + j, g);
+    Slopes<T> s{};
+    score.slopes(g, m, q, {load<T>(level + j), load<T>(aux + j)}, s, parameters_wanted);
     if constexpr (!Score::kProduct) {
       Vec<T> w = s.measure * T(-2);
-      Vec<T> total = load<T>(row.keys.sq + j) + row.query.sq;
-      Int<T> near = m < total * kNear<T>;
+      Int<T> near = m < (load<T>(sq + j) + q_sq) * kNear<T>;
       if (any<T>(near)) w = near_pairs<T>(row, j, near, w);
-      store<T>(row.slopes + j, w);
+      store<T>(slopes + j, w);
       slope_sum += w;
       level_sum += s.q_level;
-      store<T>(row.key_slope_sum + j, load<T>(row.key_slope_sum + j) + w);
-      store<T>(row.key_level_grad + j, load<T>(row.key_level_grad + j) + s.k_level);
+      store<T>(slope_total + j, load<T>(slope_total + j) + w);
+      store<T>(level_grad + j, load<T>(level_grad + j) + s.k_level);
     } else {
-      store<T>(row.slopes + j, s.measure);
+      store<T>(slopes + j, s.measure);
     }
     if (parameters_wanted)
       for (int i = 0; i < kMaxParameters; ++i) parameter_sum[i] += s.parameter[i];
@@ -158,25 +171,37 @@ void slope_row(const T* parameters, SlopeRow<T>& row, bool parameters_wanted) {
 }
 
 template <class T, class Score>
-void aux_row(const T* parameters, int64_t n, const T* level, T* aux) {
-  const Score score(parameters);
+void aux_row(const void* made, int64_t n, const T* level, T* aux) {
+  const Score& score = *static_cast<const Score*>(made);
   for (int64_t i = 0; i < n; ++i) aux[i] = score.aux(level[i]);
 }
+
+inline constexpr size_t kScoreBytes = 64;
+template <class T, class Score>
+void make_score(const T* parameters, void* place) {
+  static_assert(sizeof(Score) <= kScoreBytes && std::is_trivially_copyable_v<Score>);
+  new (place) Score(parameters);
+}
+/// A score made for one head.
+struct alignas(16) MadeScore {
+  unsigned char bytes[kScoreBytes];
+};
 
 /// The functions of one score, for kernels that know no score.
 template <class T>
 struct ScoreFunctions {
   bool product;
-  void (*aux)(const T*, int64_t, const T*, T*);
-  T (*score)(const T*, const ScoreRow<T>&);
-  void (*slopes)(const T*, SlopeRow<T>&, bool);
+  void (*make)(const T*, void*);
+  void (*aux)(const void*, int64_t, const T*, T*);
+  T (*score)(const void*, const ScoreRow<T>&);
+  void (*slopes)(const void*, SlopeRow<T>&, bool);
 };
 template <class T, class Score>
 constexpr ScoreFunctions<T> functions_of() {
-  return {Score::kProduct, aux_row<T, Score>, score_row<T, Score>, slope_row<T, Score>};
+  return {Score::kProduct, make_score<T, Score>, aux_row<T, Score>, score_row<T, Score>, slope_row<T, Score>};
 }
 
-/// in the order of `SCORES` in cpp.py
+/// numbered as the kernels in cpp.py
 template <class T>
 inline constexpr ScoreFunctions<T> kScores[] = {
     functions_of<T, Dot<T>>(),

@@ -2,10 +2,11 @@
 //
 // A score is a struct with
 //   kProduct                     whether it reads the product of two positions, or else their squared distance
-//   Score(p)                     constants from its parameters, for one head
+//   Score(p)                     constants from its parameters, made once a head
 //   aux(level)                   one more number a token, made of its level once
 //   value(m, q, k)               the score, m being the measure of the pair
-//   slopes(g, m, q, k, out)      g times the derivatives of the score for m, for both levels and for the parameters
+//   slopes(g, m, q, k, s, all)   g times the derivatives of the score for m and both levels; with `all` also for the
+//                                parameters
 // on vectors of pairs: q holds the level and aux of one query in all lanes, k those of several keys.
 #pragma once
 
@@ -27,25 +28,24 @@ struct Slopes {
 template <class T>
 inline constexpr T kDivisor = T(1e-30);  // divisors stay above it; it only ever meets a factor 0
 
-/// 1/x, and 0 at x = 0
+/// 1/sqrt(x), and 0 at x = 0: the slope of a root is 0 there
 template <class T>
-CONE_INLINE Vec<T> inverse_or_zero(Vec<T> x) {
-  return keep_where<T>(x > T(0), T(1) / vmax<T>(x, splat<T>(kDivisor<T>)));
+CONE_INLINE Vec<T> inverse_root(Vec<T> x) {
+  return keep_where<T>(x > T(0), vrsqrt<T>(x));
 }
 
 template <class T>
 CONE_INLINE Vec<T> lca_level(Vec<T> a, Vec<T> b, Vec<T> distance) {
   return vmax<T>(vmax<T>(a, b), (a + b + distance) * T(0.5));
 }
-/// The derivative of lca_level for the distance is `apart` / 2, for the level of q `q_share`, for that of k 1 - q_share.
+/// The derivatives of lca_level: for the distance, for the level of q, and for that of k 1 - q_share. If neither point
+/// is an ancestor of the other, 1/2 each; otherwise the ancestor's level counts 1 and the rest 0.
 template <class T>
 CONE_INLINE void lca_slopes(Vec<T> q, Vec<T> k, Vec<T> distance, Vec<T>& distance_share, Vec<T>& q_share) {
   Vec<T> difference = q - k;
-  Int<T> apart = distance > vabs<T>(difference);
-  const Vec<T> half = splat<T>(T(0.5));
-  distance_share = keep_where<T>(apart, half);
-  Vec<T> ancestor = select<T>(difference > T(0), splat<T>(T(1)), keep_where<T>(difference == T(0), half));
-  q_share = select<T>(apart, half, ancestor);
+  Int<T> apart = distance >= vabs<T>(difference);
+  distance_share = keep_where<T>(apart, splat<T>(T(0.5)));
+  q_share = keep_where<T>(~apart, with_sign<T>(T(0.5), difference)) + T(0.5);
 }
 
 template <class T>
@@ -55,8 +55,9 @@ struct Dot {
   explicit Dot(const T* p) : scale(p[0]) {}
   T aux(T) const { return 0; }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return m * scale; }
-  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& out) const {
-    out = Slopes<T>{g * scale, Vec<T>{}, Vec<T>{}, {g * m, Vec<T>{}}};
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& s, bool all) const {
+    s.measure = g * scale;
+    if (all) s.parameter[0] = g * m;
   }
 };
 
@@ -67,22 +68,22 @@ struct Laplacian {
   explicit Laplacian(const T* p) : gamma(p[0]) {}
   T aux(T) const { return 0; }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return vsqrt<T>(m) * -gamma; }
-  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& out) const {
-    Vec<T> d = vsqrt<T>(m);
-    out = Slopes<T>{g * inverse_or_zero<T>(d) * (gamma * T(-0.5)), Vec<T>{}, Vec<T>{}, {-(g * d), Vec<T>{}}};
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& s, bool all) const {
+    s.measure = g * inverse_root<T>(m) * (gamma * T(-0.5));
+    if (all) s.parameter[0] = -(g * vsqrt<T>(m));
   }
 };
 
 enum class Readout { height, height_sq, distance };
 
-/// aux: the squared height y^2 = level (2h - level)
+/// aux: half the squared height, y^2/2 = level (2h - level) / 2
 template <class T, Readout kReadout>
 struct Penumbral {
   static constexpr bool kProduct = false;
   static constexpr T kFloor = T(1.8048513878454153e-35);  // e^-80: `distance` reads lower squared heights as this
   T h, gamma, inverse_h_sq;
   explicit Penumbral(const T* p) : h(p[0]), gamma(p[1]), inverse_h_sq(T(1) / (h * h)) {}
-  T aux(T level) const { return level * (2 * h - level); }
+  T aux(T level) const { return level * (2 * h - level) / 2; }
 
   /// pairs without a common ancestor: D > t_q + t_k, t = h - level
   CONE_INLINE Int<T> beyond(Vec<T> m, Token<T> q, Token<T> k) const {
@@ -91,15 +92,17 @@ struct Penumbral {
   }
   CONE_INLINE Vec<T> height_sq_beyond(Vec<T> m, Token<T> q, Token<T> k) const {
     Vec<T> difference = q.aux - k.aux;
-    return m * T(0.25) + ((q.aux + k.aux) * T(0.5) + difference * difference / (m * T(4)));
+    return (m * T(0.25) + (q.aux + k.aux)) + difference * difference / m;
   }
   CONE_INLINE Vec<T> height_sq_below(Vec<T> m, Token<T> q, Token<T> k) const {
     Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, vsqrt<T>(m)), splat<T>(h));
     return level * (T(2) * h - level);
   }
   CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
+    // Where all keys are far away, as most are in many dimensions, a look at the query alone tells.
+    Vec<T> depth = T(2) * h - q.level;
+    if (all<T>(m > depth * depth)) return height_sq_beyond(m, q, k);
     Int<T> out = beyond(m, q, k);
-    if (all<T>(out)) return height_sq_beyond(m, q, k);
     Vec<T> below = height_sq_below(m, q, k);
     return any<T>(out) ? select<T>(out, height_sq_beyond(m, q, k), below) : below;
   }
@@ -109,19 +112,19 @@ struct Penumbral {
     if constexpr (kReadout == Readout::height) return vsqrt<T>(sq) * -gamma;
     return vlog<T>(vmax<T>(sq, splat<T>(kFloor)) * inverse_h_sq) * (gamma * T(-0.5));
   }
-  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     // First the squared height and its slopes for m, both levels and h, in the two cases.
     Int<T> out = beyond(m, q, k);
-    Vec<T> sq, for_m, for_q, for_k, for_h;
+    Vec<T> sq, for_m, for_q, for_k, for_h = {};
     auto outside = [&] {
       Vec<T> inverse = T(1) / vmax<T>(m, splat<T>(kDivisor<T>));
-      Vec<T> difference = q.aux - k.aux, ratio = difference * inverse;
-      sq = m * T(0.25) + ((q.aux + k.aux) * T(0.5) + difference * ratio * T(0.25));
+      Vec<T> difference = q.aux - k.aux, ratio = (difference + difference) * inverse;
+      sq = (m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse;
       for_m = T(0.25) - ratio * ratio * T(0.25);
       Vec<T> q_weight = T(1) + ratio, k_weight = T(1) - ratio;
       for_q = q_weight * (h - q.level);
       for_k = k_weight * (h - k.level);
-      for_h = q_weight * q.level + k_weight * k.level;
+      if (all) for_h = q_weight * q.level + k_weight * k.level;
     };
     auto below = [&] {
       Vec<T> d = vsqrt<T>(m), distance_share, q_share;
@@ -129,12 +132,12 @@ struct Penumbral {
       lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
       Vec<T> slope = T(2) * (h - level);
       sq = level * (T(2) * h - level);
-      for_m = slope * distance_share * inverse_or_zero<T>(d) * T(0.5);
+      for_m = slope * distance_share * inverse_root<T>(m) * T(0.5);
       for_q = slope * q_share;
       for_k = slope - for_q;
-      for_h = level + level;
+      if (all) for_h = level + level;
     };
-    if (all<T>(out)) {
+    if (coneheads::all<T>(out)) {
       outside();
     } else {
       below();
@@ -151,19 +154,19 @@ struct Penumbral {
     Vec<T> g_sq;
     if constexpr (kReadout == Readout::height_sq) {
       g_sq = g * -gamma;
-      s.parameter[1] = -(g * sq);
+      if (all) s.parameter[1] = -(g * sq);
     } else if constexpr (kReadout == Readout::height) {
-      Vec<T> height = vsqrt<T>(sq);
-      g_sq = g * inverse_or_zero<T>(height) * (gamma * T(-0.5));
-      s.parameter[1] = -(g * height);
+      g_sq = g * inverse_root<T>(sq) * (gamma * T(-0.5));
+      if (all) s.parameter[1] = -(g * vsqrt<T>(sq));
     } else {
       Vec<T> floored = vmax<T>(sq, splat<T>(kFloor));
       g_sq = keep_where<T>(sq > kFloor, g / floored * (gamma * T(-0.5)));
-      s.parameter[1] = g * vlog<T>(floored * inverse_h_sq) * T(-0.5);
+      if (all) s.parameter[1] = g * vlog<T>(floored * inverse_h_sq) * T(-0.5);
     }
     s.measure = g_sq * for_m;
     s.q_level = g_sq * for_q;
     s.k_level = g_sq * for_k;
+    if (!all) return;
     s.parameter[0] = g_sq * for_h;
     if constexpr (kReadout == Readout::distance) s.parameter[0] += g * (gamma / h);
   }
@@ -183,26 +186,26 @@ struct Umbral {
     if constexpr (kReadout == Readout::height_sq) return height * height * -gamma;
     return vlog<T>(height) * -gamma;
   }
-  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> d = vsqrt<T>(m), distance_share, q_share;
     Vec<T> height = lca_level<T>(q.level, k.level, d) * inverse_sinh;
     lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
     Vec<T> g_height;
     if constexpr (kReadout == Readout::height) {
       g_height = g * -gamma;
-      s.parameter[1] = -(g * height);
+      if (all) s.parameter[1] = -(g * height);
     } else if constexpr (kReadout == Readout::height_sq) {
       g_height = g * height * (T(-2) * gamma);
-      s.parameter[1] = -(g * height * height);
+      if (all) s.parameter[1] = -(g * height * height);
     } else {
       g_height = g / height * -gamma;
-      s.parameter[1] = -(g * vlog<T>(height));
+      if (all) s.parameter[1] = -(g * vlog<T>(height));
     }
     Vec<T> g_level = g_height * inverse_sinh;
-    s.measure = g_level * distance_share * inverse_or_zero<T>(d) * T(0.5);
+    s.measure = g_level * distance_share * inverse_root<T>(m) * T(0.5);
     s.q_level = g_level * q_share;
     s.k_level = g_level - s.q_level;
-    s.parameter[0] = g_height * height * -inverse_tanh;
+    if (all) s.parameter[0] = g_height * height * -inverse_tanh;
   }
 };
 
@@ -219,16 +222,15 @@ struct FiniteCone {
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
     return lca_level<T>(q.level, k.level, angle(m)) * -gamma;
   }
-  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> a = angle(m), distance_share, q_share;
     lca_slopes<T>(q.level, k.level, a, distance_share, q_share);
     Vec<T> g_level = g * -gamma;
     Vec<T> rest = m * vmax<T>(T(4) - m, Vec<T>{});
-    s.measure = g_level * distance_share * inverse_or_zero<T>(vsqrt<T>(rest));
+    s.measure = g_level * distance_share * inverse_root<T>(rest);
     s.q_level = g_level * q_share;
     s.k_level = g_level - s.q_level;
-    s.parameter[0] = -(g * lca_level<T>(q.level, k.level, a));
-    s.parameter[1] = Vec<T>{};
+    if (all) s.parameter[0] = -(g * lca_level<T>(q.level, k.level, a));
   }
 };
 
@@ -244,15 +246,16 @@ struct HalfSpaceDistance {
     return vasinh<T>(vsqrt<T>(rise * rise + m) * (q.aux * k.aux * T(0.5)));
   }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
-    return half_distance(m, q, k) * (T(-2) * beta) - offset;
+    return half_distance(m, q, k) * (beta * T(-2)) - offset;
   }
-  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> rise = q.level - k.level, chord_sq = rise * rise + m;
-    Vec<T> chord = vsqrt<T>(chord_sq), outer = T(1) / vsqrt<T>(chord_sq + q.level * k.level * T(4));
-    s.measure = g * inverse_or_zero<T>(chord) * outer * -beta;
-    Vec<T> stretch = g * chord * outer * beta, slope = rise * s.measure * T(2);
+    Vec<T> inverse = inverse_root<T>(chord_sq), outer = vrsqrt<T>(chord_sq + q.level * k.level * T(4));
+    s.measure = g * inverse * outer * -beta;
+    Vec<T> stretch = g * (chord_sq * inverse) * outer * beta, slope = rise * s.measure * T(2);
     s.q_level = slope + stretch * (q.aux * q.aux);
     s.k_level = stretch * (k.aux * k.aux) - slope;
+    if (!all) return;
     s.parameter[0] = g * half_distance(m, q, k) * T(-2);
     s.parameter[1] = -g;
   }
@@ -274,16 +277,17 @@ struct HyperboloidDistance {
   }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
     Vec<T> radial;
-    return vasinh<T>(vsqrt<T>(half_sinh_sq(m, q, k, radial))) * (T(-2) * beta) - offset;
+    return vasinh<T>(vsqrt<T>(half_sinh_sq(m, q, k, radial))) * (beta * T(-2)) - offset;
   }
-  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s) const {
-    Vec<T> radial, sq = half_sinh_sq(m, q, k, radial), half = vsqrt<T>(sq);
-    Vec<T> g_sq = g * inverse_or_zero<T>(half) / vsqrt<T>(sq + T(1)) * -beta;
+  CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
+    Vec<T> radial, sq = half_sinh_sq(m, q, k, radial);
+    Vec<T> g_sq = g * inverse_root<T>(sq) * vrsqrt<T>(sq + T(1)) * -beta;
     Vec<T> slope = radial * vsqrt<T>(radial * radial + T(1)), chord_sq = m * T(0.25);
     s.measure = g_sq * (q.aux * k.aux) * T(0.25);
     s.q_level = g_sq * (slope + vsqrt<T>(q.aux * q.aux + T(1)) * k.aux * chord_sq);
     s.k_level = g_sq * (vsqrt<T>(k.aux * k.aux + T(1)) * q.aux * chord_sq - slope);
-    s.parameter[0] = g * vasinh<T>(half) * T(-2);
+    if (!all) return;
+    s.parameter[0] = g * vasinh<T>(vsqrt<T>(sq)) * T(-2);
     s.parameter[1] = -g;
   }
 };

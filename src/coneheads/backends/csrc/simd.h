@@ -33,13 +33,11 @@ template <>
 struct Simd<float> {
   typedef float V __attribute__((vector_size(kVectorBytes)));
   typedef int32_t I __attribute__((vector_size(kVectorBytes)));
-  typedef uint32_t U __attribute__((vector_size(kVectorBytes)));
 };
 template <>
 struct Simd<double> {
   typedef double V __attribute__((vector_size(kVectorBytes)));
   typedef int64_t I __attribute__((vector_size(kVectorBytes)));
-  typedef uint64_t U __attribute__((vector_size(kVectorBytes)));
 };
 template <class T>
 using Vec = typename Simd<T>::V;
@@ -119,6 +117,25 @@ CONE_INLINE Vec<T> vmin(Vec<T> a, Vec<T> b) {
 #endif
 }
 
+/// 1/sqrt(x), and a finite number where x is 0 or denormal
+template <class T>
+CONE_INLINE Vec<T> vrsqrt(Vec<T> x) {
+#if defined(__SSE2__)
+  if constexpr (sizeof(T) == 4) {
+    // An estimate of 12 bits and one step of Newton's are faster than a root and a division.
+    x = vmax<T>(x, splat<T>(T(1e-36)));
+#if defined(__AVX512F__)
+    Vec<T> r = (Vec<T>)_mm512_rsqrt14_ps((__m512)x);
+#elif defined(__AVX2__)
+    Vec<T> r = (Vec<T>)_mm256_rsqrt_ps((__m256)x);
+#else
+    Vec<T> r = (Vec<T>)_mm_rsqrt_ps((__m128)x);
+#endif
+    return r + r * (T(0.5) - (x * T(0.5)) * r * r);
+  }
+#endif
+  return T(1) / vsqrt<T>(vmax<T>(x, splat<T>(T(1e-36))));
+}
 /// whether any lane of a comparison is true
 template <class T>
 CONE_INLINE bool any(Int<T> m) {
@@ -136,7 +153,11 @@ CONE_INLINE bool any(Int<T> m) {
 }
 template <class T>
 CONE_INLINE bool all(Int<T> m) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return _mm256_testc_si256((__m256i)m, _mm256_set1_epi32(-1));
+#else
   return !any<T>(~m);
+#endif
 }
 
 /// a where the comparison is true, b elsewhere
@@ -151,18 +172,22 @@ CONE_INLINE Vec<T> keep_where(Int<T> m, Vec<T> a) {
 }
 template <class T>
 CONE_INLINE Vec<T> vabs(Vec<T> x) {
-  return (Vec<T>)(((typename Simd<T>::U)x << 1) >> 1);
+  return (Vec<T>)((Int<T>)x & ~(Int<T>)splat<T>(T(-0.0)));
+}
+
+/// a positive number with the sign of every lane
+template <class T>
+CONE_INLINE Vec<T> with_sign(T size, Vec<T> x) {
+  return (Vec<T>)(((Int<T>)x & (Int<T>)splat<T>(T(-0.0))) | (Int<T>)splat<T>(size));
 }
 
 template <class T>
 CONE_INLINE T sum(Vec<T> v) {
-  T total = 0;
   T lanes[kLanes<T>];
   store<T>(lanes, v);
   for (int step = kLanes<T> / 2; step > 0; step /= 2)
     for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-  total = lanes[0];
-  return total;
+  return lanes[0];
 }
 template <class T>
 CONE_INLINE T largest(Vec<T> v) {
