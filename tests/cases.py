@@ -8,7 +8,8 @@ from torch import Tensor
 from coneheads.backends import BACKENDS
 from coneheads.scores import BY_NAME
 
-BACKEND_NAMES = [backend.name for backend in BACKENDS]
+# What this machine has: without a C++ compiler there is no "cpp", and the rest passes without it.
+BACKEND_NAMES = [backend.name for backend in BACKENDS if backend.available()]
 SCORE_NAMES = list(BY_NAME)
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 DTYPE_IDS = [str(dtype).removeprefix("torch.") for dtype in DTYPES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,11 @@ class Bench:
         self.machine = machine.this_machine()
         self.record = Writer(results_folder(config) / f"{config.name or config.preset}.csv")
         self.rows: list[Row] = []
+        self.draw: Callable[[list[Row], Path], None] | None = None
+        if config.plot and not self.plan.promised and len(set(config.lengths)) > 1:
+            from coneheads.lab.speed import plot  # matplotlib takes a second, and not every run draws
+
+            self.draw = plot.draw
         self.errors: dict[Run, float] = {}
         self.reasons: dict[Run, str] = {}
 
@@ -171,11 +177,9 @@ class Bench:
             )
         written = [self.record.path, self.record.path.with_suffix(".yaml")]
         written[1].write_text(yaml.safe_dump(_plain(dataclasses.asdict(self.config)), sort_keys=False))
-        if self.config.plot and not self.plan.promised and len(set(self.config.lengths)) > 1:
-            from coneheads.lab.speed import plot  # matplotlib takes a second, and not every run draws
-
+        if self.draw:
             written.append(self.record.path.with_suffix(".png"))
-            plot.draw(self.rows, written[-1])
+            self.draw(self.rows, written[-1])
         screen.say(f"written: {', '.join(str(path) for path in written)}")
 
 

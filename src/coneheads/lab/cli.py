@@ -12,7 +12,7 @@ import importlib
 import re
 import sys
 import typing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coneheads._version import __version__
 from coneheads.lab.config import BenchConfig, Config, Failed, InfoConfig, WrongUse, nearest
@@ -90,7 +90,7 @@ def parse(name: str, arguments: list[str]) -> Config:
     try:
         found = parser.parse_args(_normalised(arguments, known, lists))
     except argparse.ArgumentError as error:
-        raise WrongUse(_explained(str(error), known)) from None
+        raise WrongUse(_explained(str(error), known, types)) from None
     return cls(**{field.name: getattr(found, field.name) for field in dataclasses.fields(cls)})
 
 
@@ -133,15 +133,18 @@ def _normalised(arguments: list[str], known: set[str], lists: set[str]) -> list[
     return result
 
 
-def _explained(message: str, known: set[str]) -> str:
+def _explained(message: str, known: set[str], types: dict[str, Any]) -> str:
     """jsonargparse's message in one line, in the words of the flags, with a guess where a name is unknown."""
     message = " ".join(message.split())
     if found := re.search(r"Option '([^']+)' is not accepted|[Kk]ey '([^']+)' is not expected", message):
         key = found[1] or found[2]
         return f"the config file has {key!r}, which is no flag{nearest(f'--{key}', known).replace('--', '')}"
     if found := re.fullmatch(r"Parser key \"(\w+)\": (.*)", message):
-        reason = re.sub(r"<class '(\w+)'>", r"\1", found[2])
-        return f"--{found[1]}: {reason[:1].lower()}{reason[1:]}"
+        flag, reason = found[1], found[2]
+        if value := re.search(r"(?:Got|Given) value: (.*)", reason):
+            expected = re.sub(r"<class '(\w+)'>", r"\1", str(types[flag])).replace("None", "null")
+            return f"--{flag}: expected {expected}; got {value[1]!r}"
+        return f"--{flag}: {reason[:1].lower()}{reason[1:]}"
     return message
 
 

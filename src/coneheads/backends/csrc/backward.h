@@ -51,8 +51,7 @@ struct Backward {
     const bool one_number = grad_mask && p.mask.size[2] == 1 && p.mask.size[3] == 1;
     const int64_t threads = p.is_small() ? 1 : int64_t(torch::stable::get_num_threads());
     const int64_t at_once = shared_mask ? 1 : heads;
-    const bool even = at_once % threads == 0 || at_once >= 4 * threads;
-    splits = one_number || even ? 1 : threads;
+    splits = one_number || p.heads_are_enough(at_once) ? 1 : threads;
     parameter_sums.assign(size_t(p.batch * p.heads * splits * kMaxParameters), 0.0);
 
     for (int64_t turn = 0; turn < heads; turn += at_once)

@@ -94,22 +94,37 @@ struct Forward {
     if (p.length <= kFewRows) return run_few();
     KeyTokens<T> tokens(p);
     const int64_t heads = p.batch * p.kv_heads, padded = tokens.padded;
-    Buffer<T> keys(heads * padded * p.coordinates), values(heads * padded * wide());
-    for_each_task(heads, p.is_small(), [&](int64_t head) {
+    const int64_t key_size = padded * p.coordinates, value_size = padded * wide();
+    auto pack = [&](int64_t head, T* keys, T* values) {
       const int64_t b = head / p.kv_heads, h = head % p.kv_heads;
       tokens.make(p, b, h);
-      pack_keys<T>(p, tokens, b, h, 0, p.keys, keys.get() + head * padded * p.coordinates, nullptr, 0, tokens.sq(head));
-      tokens.any_bad[size_t(head)] = pack_values<T>(p, b, h, 0, p.keys, values.get() + head * padded * wide(),
-                                                    padded * kPanel<T>, tokens.marks(head));
-    });
+      pack_keys<T>(p, tokens, b, h, 0, p.keys, keys, nullptr, 0, tokens.sq(head));
+      tokens.any_bad[size_t(head)] = pack_values<T>(p, b, h, 0, p.keys, values, padded * kPanel<T>, tokens.marks(head));
+    };
     const int64_t blocks = (p.length + kForwardRows - 1) / kForwardRows;
-    for_each_task(p.batch * p.heads * blocks, p.is_small(), [&](int64_t task) {
-      // The last rows first: with is_causal they take longest.
-      const int64_t block = blocks - 1 - task % blocks, h = task / blocks % p.heads, b = task / blocks / p.heads;
-      const int64_t head = b * p.kv_heads + h / p.group;
-      rows(b, h, block * kForwardRows, std::min(p.length, (block + 1) * kForwardRows), tokens,
-           keys.get() + head * padded * p.coordinates, values.get() + head * padded * wide());
-    });
+    auto block_of_rows = [&](int64_t b, int64_t h, int64_t block, const T* keys, const T* values) {
+      rows(b, h, block * kForwardRows, std::min(p.length, (block + 1) * kForwardRows), tokens, keys, values);
+    };
+    if (p.heads_are_enough(heads)) {
+      for_each_task(heads, p.is_small(), [&](int64_t head) {
+        Buffer<T> keys(key_size), values(value_size);
+        pack(head, keys.get(), values.get());
+        for (int64_t i = 0; i < p.group * blocks; ++i)
+          block_of_rows(head / p.kv_heads, head % p.kv_heads * p.group + i / blocks, i % blocks, keys.get(),
+                        values.get());
+      });
+    } else {
+      Buffer<T> keys(heads * key_size), values(heads * value_size);
+      for_each_task(heads, p.is_small(), [&](int64_t head) {
+        pack(head, keys.get() + head * key_size, values.get() + head * value_size);
+      });
+      for_each_task(p.batch * p.heads * blocks, p.is_small(), [&](int64_t task) {
+        // The last rows first: with is_causal they take longest.
+        const int64_t block = blocks - 1 - task % blocks, h = task / blocks % p.heads, b = task / blocks / p.heads;
+        const int64_t head = b * p.kv_heads + h / p.group;
+        block_of_rows(b, h, block, keys.get() + head * key_size, values.get() + head * value_size);
+      });
+    }
   }
 
   void rows(int64_t b, int64_t h, int64_t from, int64_t to, const KeyTokens<T>& tokens, const T* packed_keys,

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <optional>
 #include <vector>
@@ -18,20 +17,61 @@ namespace coneheads {
 
 inline constexpr std::align_val_t kAlignment{64};
 
+/// Freed blocks of memory, a few for each thread, to be used again: new memory comes page by page from the system, which
+/// can take longer than what is done with it.
+class Blocks {
+ public:
+  struct Block {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+  static Block take(size_t bytes) {
+    for (Block& block : of_this_thread().kept_)
+      if (block.data && block.bytes >= bytes && block.bytes <= 2 * bytes + kPage) return std::exchange(block, Block{});
+    return {::operator new(bytes, kAlignment), bytes};
+  }
+  static void give(Block block) {
+    if (block.bytes <= kLargest) {
+      Blocks& blocks = of_this_thread();
+      std::swap(block, blocks.kept_[blocks.next_]);
+      blocks.next_ = (blocks.next_ + 1) % kCount;
+    }
+    ::operator delete(block.data, kAlignment);
+  }
+
+ private:
+  static constexpr int kCount = 6;
+  static constexpr size_t kPage = 1 << 16, kLargest = 4 << 20;
+  Block kept_[kCount];
+  int next_ = 0;
+  static Blocks& of_this_thread() {
+    static thread_local Blocks blocks;
+    return blocks;
+  }
+  Blocks() = default;
+  ~Blocks() {
+    for (Block& block : kept_) ::operator delete(block.data, kAlignment);
+  }
+};
+
 /// Memory for n numbers, not initialised.
 template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t n) : data_(static_cast<T*>(::operator new(sizeof(T) * size_t(n > 0 ? n : 1), kAlignment))) {}
-  T* get() const { return data_.get(); }
-  T& operator[](int64_t i) const { return data_.get()[i]; }
+  explicit Buffer(int64_t n) : block_(Blocks::take(sizeof(T) * size_t(std::max<int64_t>(n, 1)))) {}
+  Buffer(Buffer&& other) noexcept : block_(std::exchange(other.block_, {})) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Buffer() {
+    if (block_.data) Blocks::give(block_);
+  }
+  T* get() const { return static_cast<T*>(block_.data); }
 
  private:
-  struct Free {
-    void operator()(T* p) const { ::operator delete(p, kAlignment); }
-  };
-  std::unique_ptr<T, Free> data_;
+  Blocks::Block block_;
 };
 
 /// Calls task(i) for i < count on torch's threads, each thread taking the next one when it is free.
@@ -72,6 +112,11 @@ struct Problem {
   }
   /// Whether the call is too small for a second thread to pay.
   bool is_small() const { return batch * heads * length * keys * (features + values + 32) < (int64_t(1) << 19); }
+  /// Whether the key heads alone keep all threads busy to the end, so that a task can be a whole head.
+  bool heads_are_enough(int64_t at_once) const {
+    const int64_t threads = is_small() ? 1 : int64_t(torch::stable::get_num_threads());
+    return at_once % threads == 0 || at_once >= 4 * threads;
+  }
   /// the keys that row i may attend to, with is_causal
   int64_t last_key(int64_t i) const { return is_causal ? std::min(keys, i + 1) : keys; }
 };
@@ -348,7 +393,7 @@ template <class T>
 T exp_row(T* scores, int64_t n, T base) {
   Vec<T> total = {};
   for (int64_t j = 0; j < n; j += kLanes<T>) {
-    Vec<T> e = vexp<T>(load<T>(scores + j) - base);
+    Vec<T> e = vexp_weight<T>(load<T>(scores + j) - base);
     store<T>(scores + j, e);
     total += e;
   }

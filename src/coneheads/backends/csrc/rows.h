@@ -14,6 +14,10 @@ template <class T>
 inline constexpr T kNear = T(0.25);
 /// Positions of so few coordinates have many near pairs: all their distances are computed directly.
 inline constexpr int64_t kFewCoordinates = 8;
+template <class T>
+inline T near_share(int64_t coordinates) {
+  return coordinates <= kFewCoordinates ? std::numeric_limits<T>::infinity() : kNear<T>;
+}
 
 /// The keys of a block, padded with zeros to whole panels.
 template <class T>
@@ -68,7 +72,8 @@ T score_row(const void* made, const ScoreRow<T>& row) {
   T *const measures = row.measures, *const scores = row.scores;
   const T *const sq = row.keys.sq, *const level = row.keys.level, *const aux = row.keys.aux;
   const T q_sq = row.query.sq;
-  const bool measured = row.measured, keep = row.keep, few = row.keys.coordinates <= kFewCoordinates;
+  const bool measured = row.measured, keep = row.keep;
+  const T near = near_share<T>(row.keys.coordinates);
   const int64_t n = row.n;
   Vec<T> best = splat<T>(-std::numeric_limits<T>::infinity());
   for (int64_t j = 0; j < n; j += kLanes<T>) {
@@ -77,7 +82,7 @@ T score_row(const void* made, const ScoreRow<T>& row) {
       if (!measured) {
         Vec<T> total = load<T>(sq + j) + q_sq;
         m = total - m * T(2);
-        if (few || any<T>(m < total * kNear<T>))
+        if (any<T>(m < total * near))
           m = direct_distance_sq<T>(row.query.position, row.keys.column(j), row.keys.coordinates);
       }
       if (keep) store<T>(measures + j, m);

@@ -92,7 +92,8 @@ struct Penumbral {
   }
   CONE_INLINE Vec<T> height_sq_beyond(Vec<T> m, Token<T> q, Token<T> k) const {
     Vec<T> difference = q.aux - k.aux;
-    return (m * T(0.25) + (q.aux + k.aux)) + difference * difference / m;
+    Vec<T> inverse = vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
+    return (m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse;
   }
   CONE_INLINE Vec<T> height_sq_below(Vec<T> m, Token<T> q, Token<T> k) const {
     Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, vsqrt<T>(m)), splat<T>(h));
@@ -117,7 +118,7 @@ struct Penumbral {
     Int<T> out = beyond(m, q, k);
     Vec<T> sq, for_m, for_q, for_k, for_h = {};
     auto outside = [&] {
-      Vec<T> inverse = T(1) / vmax<T>(m, splat<T>(kDivisor<T>));
+      Vec<T> inverse = vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
       Vec<T> difference = q.aux - k.aux, ratio = (difference + difference) * inverse;
       sq = (m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse;
       for_m = T(0.25) - ratio * ratio * T(0.25);

@@ -117,6 +117,23 @@ CONE_INLINE Vec<T> vmin(Vec<T> a, Vec<T> b) {
 #endif
 }
 
+/// 1/x for positive normal x, to the last bit or two; off the divider, which square roots need
+template <class T>
+CONE_INLINE Vec<T> vinverse(Vec<T> x) {
+#if defined(__SSE2__)
+  if constexpr (sizeof(T) == 4) {
+#if defined(__AVX512F__)
+    Vec<T> r = (Vec<T>)_mm512_rcp14_ps((__m512)x);
+#elif defined(__AVX2__)
+    Vec<T> r = (Vec<T>)_mm256_rcp_ps((__m256)x);
+#else
+    Vec<T> r = (Vec<T>)_mm_rcp_ps((__m128)x);
+#endif
+    return r * (T(2) - x * r);
+  }
+#endif
+  return T(1) / x;
+}
 /// 1/sqrt(x), and a finite number where x is 0 or denormal
 template <class T>
 CONE_INLINE Vec<T> vrsqrt(Vec<T> x) {
@@ -257,6 +274,18 @@ CONE_INLINE Vec<T> vexp(Vec<T> x) {
   Int<T> normal = x >= Constants<T>::kExpLow;
   exp_parts<T>(x, power, rest);
   return keep_where<T>(normal, power * rest + power);
+}
+/// The same for the weights of softmax, cheaper: the relative error grows to two roundings where the result is below
+/// e^-40 and adds nothing to a sum that holds a 1.
+template <class T>
+CONE_INLINE Vec<T> vexp_weight(Vec<T> x) {
+  using C = Constants<T>;
+  Int<T> normal = x >= C::kExpLow;
+  Vec<T> shifted = x * T(1.4426950408889634074) + C::kRound;
+  Vec<T> r = x - (shifted - C::kRound) * T(0.69314718055994530942);
+  Vec<T> p = (horner<T>(C::kExp, r) * r + T(1)) * r + T(1);
+  // n goes straight into the exponent.
+  return keep_where<T>(normal, (Vec<T>)((Int<T>)p + ((Int<T>)shifted << C::kMantissa)));
 }
 /// exp(x) - 1 for 0 <= x <= 88 (float) or 709 (double), without cancellation
 template <class T>

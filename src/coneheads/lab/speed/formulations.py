@@ -79,7 +79,7 @@ def compiling_every_size() -> contextlib.AbstractContextManager[object]:
     """
     import torch._dynamo.config as config
 
-    return config.patch(recompile_limit=10_000, fail_on_recompile_limit_hit=True)  # type: ignore[attr-defined]
+    return config.patch(recompile_limit=10_000, fail_on_recompile_limit_hit=True)
 
 
 @functools.lru_cache(maxsize=1)

@@ -54,7 +54,8 @@ class MemoryServer:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError), self._process:  # waits, and closes the pipes
+            pass
 
     def peak_mb(self, run: Run) -> float | str:
         """Megabytes (of 2^20), or why they are not known."""

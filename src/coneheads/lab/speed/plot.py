@@ -76,6 +76,7 @@ def _lines(axes: Axes, rows: list[Row], value: Callable[[Result], float | None],
     axes.set_yscale("log")
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("L = S")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
