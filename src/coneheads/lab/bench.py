@@ -17,7 +17,7 @@ from coneheads.lab.config import BenchConfig
 from coneheads.lab.speed import formulations, memory, parity, targets, timing
 from coneheads.lab.speed.candidates import Candidate, call_of, candidates, chosen, fastest_backend
 from coneheads.lab.speed.results import Row, Writer
-from coneheads.lab.speed.runs import Result, Round, Run, with_yardsticks
+from coneheads.lab.speed.runs import YARDSTICK, Result, Round, Run, with_yardsticks
 from coneheads.lab.speed.screen import Screen
 
 # Below this the load of other programs is that of a machine at rest.
@@ -48,16 +48,16 @@ def plan_of(config: BenchConfig, known: dict[str, Candidate]) -> Plan:
         return Plan(targets.rounds(promised), targets.memory_runs(promised) if config.memory else [], promised)
     threads = config.threads or torch.get_num_threads()
     rounds = []
-    for score in config.scores:
-        for length in config.lengths:
-            for pass_ in config.passes:
-                runs = [
-                    Run(name, score, config.batch, config.heads, length, length, config.size, config.value_size,
-                        config.dtype, config.causal, pass_, threads)
-                    for name, candidate in known.items()
-                    if name != "sdpa" and (not candidate.compiles or length in config.compiled_lengths)
-                ]  # fmt: skip
-                rounds.append(with_yardsticks(tuple(runs)))
+    for length in config.lengths:
+        able = [c.name for c in known.values() if not c.compiles or length in config.compiled_lengths]
+        sizes = (config.batch, config.heads, length, length, config.size, config.value_size)
+        for pass_ in config.passes:
+            runs = [
+                Run(name, score, *sizes, config.dtype, config.causal, pass_, threads)
+                for score in config.scores
+                for name in able
+            ]
+            rounds.append(with_yardsticks(tuple(run.yardstick if run.candidate == YARDSTICK else run for run in runs)))
     return Plan(rounds, [run for round_ in rounds for run in round_] if config.memory else [], [])
 
 

@@ -20,7 +20,7 @@ inline constexpr int64_t kStripRows = 2 * kRows;
 /// Up to so many keys a row is in one chunk, and the sum of P dP is taken from the row itself: the gradients of a row
 /// then cancel as they should, however small. Longer rows take dO.O for it, in chunks of kChunkKeys.
 inline constexpr int64_t kWholeRow = 512;
-inline constexpr int64_t kChunkKeys = 256;
+inline constexpr int64_t kChunkKeys = 512;
 
 template <class T>
 struct Backward {
@@ -221,10 +221,8 @@ struct Backward {
     } else if (exact == -std::numeric_limits<double>::infinity()) {
       std::fill_n(weights, m, T(0));
     } else {
-      // Scores can be large and near to lse: it is subtracted as it is rounded, and the rest is divided out.
-      const T rounded = T(exact), total = exp_row<T>(weights, m, rounded);
-      const T factor = whole_rows() ? (total > T(0) ? T(1) / total : T(0)) : T(std::exp(double(rounded) - exact));
-      for (int64_t j = 0; j < m; j += kLanes<T>) store<T>(weights + j, load<T>(weights + j) * factor);
+      // Scores can be large and near to lse: it is subtracted as it is rounded, and then the rest of it.
+      exp_row<T>(weights, m, T(exact), T(exact - double(T(exact))));
     }
     if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, slopes);
     if (whole_rows()) {

@@ -388,12 +388,12 @@ T apply_masks(const Problem<T>& p, int64_t b, int64_t h, int64_t row, int64_t fr
   return largest<T>(best);
 }
 
-/// scores -> exp(scores - base), and their sum
+/// scores -> exp(scores - base - rest), and their sum
 template <class T>
-T exp_row(T* scores, int64_t n, T base) {
+T exp_row(T* scores, int64_t n, T base, T rest = T(0)) {
   Vec<T> total = {};
   for (int64_t j = 0; j < n; j += kLanes<T>) {
-    Vec<T> e = vexp_weight<T>(load<T>(scores + j) - base);
+    Vec<T> e = vexp_weight<T>(load<T>(scores + j) - base - rest);
     store<T>(scores + j, e);
     total += e;
   }

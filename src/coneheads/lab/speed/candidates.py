@@ -87,11 +87,12 @@ def _of_backend(name: str) -> Candidate:
 
 
 def chosen(names: tuple[str, ...]) -> dict[str, Candidate]:
-    """The candidates of these names; without any, all but the reference, which is made to be right and not fast."""
+    """The candidates of these names and SDPA; without any, all but the reference, which is made to be right, not fast."""
     known = candidates()
     for name in names:
         check_choice("candidates", name, known)
-    return {name: known[name] for name in known if (name in names if names else name != "reference")}
+    names = (YARDSTICK, *names) if names else tuple(name for name in known if name != "reference")
+    return {name: known[name] for name in known if name in names}
 
 
 def fastest_backend() -> str:
