@@ -25,7 +25,7 @@ INSTRUCTIONS = {
 LEVELS = tuple(INSTRUCTIONS)
 
 FLAGS = (
-    *("-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math"),
+    *("-std=c++17", "-O2", "-fno-math-errno", "-fno-trapping-math"),
     *("-shared", "-fPIC", "-fvisibility=hidden"),
     "-DTORCH_TARGET_VERSION=0x020a000000000000",  # the stable ABI as of torch 2.10
 )

@@ -175,9 +175,9 @@ struct Backward {
       const T* grad_rows = w.grad_rows + start * wide_values();
       if (m > 0) {
         if (d > kFewCoordinates || p.score.product)
-          multiply<T>(strip, m, d, {position, position_row, 1}, {keys.transposed, kPanel<T>, kPanel<T> * d}, w.measures,
+          multiply<T, Read::rows>(strip, m, d, {position, position_row}, {keys.transposed, kPanel<T>, kPanel<T> * d}, w.measures,
                       w.row, false);
-        multiply<T>(strip, m, p.values, {grad_rows, wide_values(), 1}, {w.values, kPanel<T>, kPanel<T> * p.values},
+        multiply<T, Read::rows>(strip, m, p.values, {grad_rows, wide_values()}, {w.values, kPanel<T>, kPanel<T> * p.values},
                     slopes, w.row, false);
       }
       for (int64_t i = 0; i < strip; ++i) {
@@ -193,13 +193,13 @@ struct Backward {
         std::fill(weights + i * w.row + m, weights + i * w.row + block_keys, T(0));
         std::fill(slopes + i * w.row + m, slopes + i * w.row + block_keys, T(0));
       }
-      multiply<T>(strip, p.features, m, {slopes, w.row, 1}, {w.key_rows, kPanel<T>, size * kPanel<T>},
+      multiply<T, Read::rows>(strip, p.features, m, {slopes, w.row}, {w.key_rows, kPanel<T>, size * kPanel<T>},
                   grad_q + (head * p.length + first + start) * p.features, p.features, true);
     }
     const int64_t used = std::min(n, block_keys);
-    multiply<T>(used, p.values, count, {w.weights, 1, w.row}, {w.grad_rows, wide_values(), kPanel<T>},
+    multiply<T, Read::columns>(used, p.values, count, {w.weights, w.row}, {w.grad_rows, wide_values(), kPanel<T>},
                 grad_v + (kv_head * p.keys + from) * p.values, p.values, true);
-    multiply<T>(used, p.features, count, {w.slopes, 1, w.row}, {w.position, position_row, kPanel<T>},
+    multiply<T, Read::columns>(used, p.features, count, {w.slopes, w.row}, {w.position, position_row, kPanel<T>},
                 grad_k + (kv_head * p.keys + from) * p.features, p.features, true);
   }
 
@@ -214,7 +214,7 @@ struct Backward {
     p.score.score(made.bytes, {m, measures, weights, query, keys, false, true});
     if (p.has_mask || bad_keys || valid < m)
       apply_masks<T>(p, b, h, number, from, valid, m, bad_keys, weights, w.spare, is_nan);
-    T shift = -T(grad_lse[place]);
+    T shift = -T(grad_lse[place]), total = 0;
     if (std::isnan(exact)) {
       for (int64_t j = 0; j < m; ++j)
         weights[j] = weights[j] == -std::numeric_limits<T>::infinity() ? T(0) : std::numeric_limits<T>::quiet_NaN();
@@ -222,12 +222,18 @@ struct Backward {
       std::fill_n(weights, m, T(0));
     } else {
       // Scores can be large and near to lse: it is subtracted as it is rounded, and then the rest of it.
-      exp_row<T>(weights, m, T(exact), T(exact - double(T(exact))));
+      total = exp_row<T>(weights, m, T(exact), T(exact - double(T(exact))));
     }
     if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, slopes);
     if (whole_rows()) {
+      // Weights that add up to 1 as they are here, not as they were in forward.
+      const T factor = total > T(0) ? T(1) / total : T(1);
       Vec<T> sums = {};
-      for (int64_t j = 0; j < m; j += kLanes<T>) sums += load<T>(weights + j) * load<T>(slopes + j);
+      for (int64_t j = 0; j < m; j += kLanes<T>) {
+        const Vec<T> w = load<T>(weights + j) * factor;
+        store<T>(weights + j, w);
+        sums += w * load<T>(slopes + j);
+      }
       shift += sum<T>(sums);
     } else {
       const T* o = out.row<T>(b, h, number, w.spare);

@@ -63,7 +63,7 @@ struct Forward {
     if (p.dropout_p > 0)
       for (int64_t i = 0; i < strip.count; ++i)
         drop_row<T>(p, strip.b, strip.h, strip.first + i, from, n, weights + i * row);
-    multiply<T>(strip.count, wide(), n, {weights, row, 1}, values, strip.output, wide(), true);
+    multiply<T, Read::rows>(strip.count, wide(), n, {weights, row}, values, strip.output, wide(), true);
   }
 
   void begin(Strip& strip) const {
@@ -171,7 +171,7 @@ struct Forward {
         const int64_t n = std::min(block, round_up<int64_t>(needed, kPanel<T>));
         const Panels<T> values{packed_values + start * kPanel<T>, kPanel<T>, tokens.padded * kPanel<T>};
         if (d > kFewCoordinates || p.score.product)
-          multiply<T>(strip.count, n, d, {strip.position, d, 1}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores,
+          multiply<T, Read::rows>(strip.count, n, d, {strip.position, d}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores,
                       score_row, false);
         accumulate(strip, made, keys, bad_keys ? bad_keys + start : nullptr, start, n, scores, score_row, false, values,
                    spare);

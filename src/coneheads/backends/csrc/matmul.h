@@ -1,7 +1,7 @@
 // Products of small matrices that lie in the caches: C (+)= A B, on register tiles of kRows x kPanel.
 //
-// A is read one number at a time and may lie in any order (strides for rows and for the summed index). B is read in
-// vectors: its columns are contiguous in panels of kPanel. So one micro-kernel serves all products of attention:
+// A is read one number at a time, by rows or by columns. B is read in vectors: its columns are contiguous in panels of
+// kPanel. So one micro-kernel serves all products of attention:
 //   scores   Q K^T      B = K packed transposed        output      P V       B = V as it is
 //   dP       dO V^T     B = V packed transposed        dQ          W K       B = K, row by row
 //   dV, dK   P^T dO, W^T Q                             B = dO, Q row by row; A is read down its columns
@@ -25,22 +25,28 @@ constexpr Number round_up(Number n, Number step) {
   return (n + step - 1) / step * step;
 }
 
-template <class T>
-struct Strided {
-  const T* data;
-  int64_t row, column;  // steps in elements
-};
+/// How A is read: row by row with B in packed panels, or down its columns with B row by row.
+enum class Read { rows, columns };
 
-/// B in panels: row k of panel p starts at data + p * panel + k * row
+/// A number (i, k) of A is at data + i * step + k (rows) or data + i + k * step (columns).
+template <class T>
+struct Left {
+  const T* data;
+  int64_t step;
+};
+/// Row k of panel p of B is at data + p * panel + k * row; packed panels have rows of kPanel.
 template <class T>
 struct Panels {
   const T* data;
   int64_t row, panel;
 };
 
-template <class T, int M>
-CONE_INLINE void micro_kernel(int64_t depth, Strided<T> a, const T* __restrict b, int64_t b_row, T* __restrict c,
+template <class T, Read kRead, int M, bool kUnroll>
+CONE_INLINE void micro_kernel(int64_t depth, Left<T> a, const T* __restrict b, int64_t b_row, T* __restrict c,
                               int64_t c_row, bool add) {
+  constexpr bool by_rows = kRead == Read::rows;
+  const int64_t down = by_rows ? a.step : 1, along = by_rows ? 1 : a.step;
+  if constexpr (by_rows) b_row = kPanel<T>;
   Vec<T> total[M][kPanelVectors] = {};
   const T* rows = a.data;
 #pragma GCC unroll 16
@@ -51,20 +57,21 @@ CONE_INLINE void micro_kernel(int64_t depth, Strided<T> a, const T* __restrict b
     for (int j = 0; j < kPanelVectors; ++j) right[j] = load<T>(b + j * kLanes<T>);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      const T left = rows[i * a.row];
+      const T left = rows[i * down];
 #pragma GCC unroll 4
       for (int j = 0; j < kPanelVectors; ++j) total[i][j] += left * right[j];
     }
-    rows += a.column;
+    rows += along;
     b += b_row;
   };
   int64_t k = depth;
-  for (; k >= 4; k -= 4) {
-    step();
-    step();
-    step();
-    step();
-  }
+  if constexpr (kUnroll)
+    for (; k >= 4; k -= 4) {
+      step();
+      step();
+      step();
+      step();
+    }
   for (; k > 0; --k) step();
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i)
@@ -76,37 +83,35 @@ CONE_INLINE void micro_kernel(int64_t depth, Strided<T> a, const T* __restrict b
 }
 
 /// M rows of A with all columns of B. The last panel may have more columns than C: it goes through `spare`.
-template <class T, int M>
-__attribute__((noinline)) void multiply_strip(int64_t columns, int64_t depth, Strided<T> a, Panels<T> b, T* c,
+template <class T, Read kRead, int M>
+__attribute__((noinline)) void multiply_strip(int64_t columns, int64_t depth, Left<T> a, Panels<T> b, T* c,
                                               int64_t c_row, bool add) {
   const int64_t whole = columns / kPanel<T>, rest = columns % kPanel<T>;
   for (int64_t p = 0; p < whole; ++p)
-    micro_kernel<T, M>(depth, a, b.data + p * b.panel, b.row, c + p * kPanel<T>, c_row, add);
+    micro_kernel<T, kRead, M, M == kRows>(depth, a, b.data + p * b.panel, b.row, c + p * kPanel<T>, c_row, add);
   if (rest == 0) return;
   T spare[M * kPanel<T>];
-  micro_kernel<T, M>(depth, a, b.data + whole * b.panel, b.row, spare, kPanel<T>, false);
+  micro_kernel<T, kRead, M, false>(depth, a, b.data + whole * b.panel, b.row, spare, kPanel<T>, false);
   for (int64_t i = 0; i < M; ++i)
     for (int64_t j = 0; j < rest; ++j) {
       T& sum = c[i * c_row + whole * kPanel<T> + j];
       sum = spare[i * kPanel<T> + j] + (add ? sum : T(0));
     }
 }
-/// the last rows of A, fewer than kRows
-template <class T, int M = kRows - 1>
-void multiply_rest(int64_t rows, int64_t columns, int64_t depth, Strided<T> a, Panels<T> b, T* c, int64_t c_row,
-                   bool add) {
-  if (rows == M) return multiply_strip<T, M>(columns, depth, a, b, c, c_row, add);
-  if constexpr (M > 1) multiply_rest<T, M - 1>(rows, columns, depth, a, b, c, c_row, add);
+template <class T, Read kRead, int M>
+CONE_INLINE int64_t multiply_strips(int64_t row, int64_t rows, int64_t columns, int64_t depth, Left<T> a, Panels<T> b,
+                                    T* c, int64_t c_row, bool add) {
+  const int64_t down = kRead == Read::rows ? a.step : 1;
+  for (; row + M <= rows; row += M)
+    multiply_strip<T, kRead, M>(columns, depth, {a.data + row * down, a.step}, b, c + row * c_row, c_row, add);
+  return row;
 }
-
 /// C[rows x columns] (+)= A[rows x depth] B[depth x columns]. Reads whole panels of B; writes just `columns` of C.
-template <class T>
-void multiply(int64_t rows, int64_t columns, int64_t depth, Strided<T> a, Panels<T> b, T* c, int64_t c_row, bool add) {
-  int64_t row = 0;
-  for (; row + kRows <= rows; row += kRows)
-    multiply_strip<T, kRows>(columns, depth, {a.data + row * a.row, a.row, a.column}, b, c + row * c_row, c_row, add);
-  if (row < rows)
-    multiply_rest<T>(rows - row, columns, depth, {a.data + row * a.row, a.row, a.column}, b, c + row * c_row, c_row, add);
+template <class T, Read kRead>
+void multiply(int64_t rows, int64_t columns, int64_t depth, Left<T> a, Panels<T> b, T* c, int64_t c_row, bool add) {
+  int64_t row = multiply_strips<T, kRead, kRows>(0, rows, columns, depth, a, b, c, c_row, add);
+  row = multiply_strips<T, kRead, kRows / 2>(row, rows, columns, depth, a, b, c, c_row, add);
+  multiply_strips<T, kRead, 1>(row, rows, columns, depth, a, b, c, c_row, add);
 }
 
 /// Exchanges the off-diagonal blocks of size `step` of two rows that are `step` apart.

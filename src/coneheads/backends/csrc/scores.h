@@ -90,14 +90,22 @@ struct Penumbral {
     Vec<T> depths = T(2) * h - (q.level + k.level);
     return m > depths * depths;
   }
-  /// Both cases in one formula: below the light L (2h - L), and (D^2 - (t_q + t_k)^2) (1 - (t_q - t_k)^2 / D^2) / 4 more
-  /// where the first factor is positive, which is beyond it. A branch would be mispredicted too often.
+  CONE_INLINE Vec<T> height_sq_beyond(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> difference = q.aux - k.aux;
+    Vec<T> inverse = vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
+    return (m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse;
+  }
+  CONE_INLINE Vec<T> height_sq_below(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, vsqrt<T>(m)), splat<T>(h));
+    return level * (T(2) * h - level);
+  }
   CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> levels = q.level + k.level, difference = q.level - k.level;
-    Vec<T> level = vmin<T>(vmax<T>(vmax<T>(q.level, k.level), (levels + vsqrt<T>(m)) * T(0.5)), splat<T>(h));
-    Vec<T> depths = T(2) * h - levels, excess = vmax<T>(m - depths * depths, Vec<T>{}) * T(0.25);
-    Vec<T> slant_sq = difference * difference * vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
-    return level * (T(2) * h - level) + (excess - excess * slant_sq);
+    // Where all keys are far away, as most are in many dimensions, a look at the query alone tells.
+    Vec<T> depth = T(2) * h - q.level;
+    if (all<T>(m > depth * depth)) return height_sq_beyond(m, q, k);
+    Int<T> out = beyond(m, q, k);
+    Vec<T> below = height_sq_below(m, q, k);
+    return any<T>(out) ? select<T>(out, height_sq_beyond(m, q, k), below) : below;
   }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
     Vec<T> sq = height_sq(m, q, k);
