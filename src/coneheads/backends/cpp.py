@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from coneheads.backends import build
-from coneheads.backends.inputs import Inputs, finite_or_zero
+from coneheads.backends.inputs import Inputs, compute_dtype, finite_or_zero
 from coneheads.backends.ops import LIBRARY, unpack
 from coneheads.scores import (
     DotProduct,
@@ -102,7 +102,7 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     fields = [getattr(score, name) for name in score.pair_fields]
     tensors: list[Tensor] = []
     if any(isinstance(field, Tensor) for field in fields):
-        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        dtype = compute_dtype(query.dtype)
         tensors = [
             field if isinstance(field, Tensor) else query.new_full((1, 1, 1, 1), field, dtype=dtype) for field in fields
         ]
@@ -116,19 +116,19 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 def _points(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Query and key as points in the place of features, (position..., level); and the value."""
-    value, key = inputs.value, inputs.key
-    group = inputs.query.shape[1] // key.shape[1]
-    if group > 1 and inputs.score.lifts_per_head():
-        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    group = inputs.query.shape[1] // inputs.key.shape[1]
+    repeat = group > 1 and inputs.score.lifts_per_head()
+    value = inputs.value.to(compute_dtype(inputs.value.dtype))
     points = []
-    for features in (inputs.query, key):
+    for features, of_key in ((inputs.query, False), (inputs.key, True)):
         finite, bad = finite_or_zero(features)
+        if repeat and of_key:
+            finite, bad, value = (t.repeat_interleave(group, 1) for t in (finite, bad, value))
         position, level = inputs.score.points(finite)
         assert level is not None
         # A bad row stays one: the kernels look for NaN, and no gradient goes through.
-        point = torch.cat([position, level[..., None]], -1).masked_fill(bad[..., None], torch.nan)
-        points.append(point)
-    return points[0], points[1], value.to(points[0].dtype)
+        points.append(torch.cat([position, level[..., None]], -1).masked_fill(bad[..., None], torch.nan))
+    return points[0], points[1], value
 
 
 LIBRARY.define(f"cpp_attention({CALL}) -> (Tensor out, Tensor lse)")

@@ -239,6 +239,11 @@ struct KeyTokens {
     std::fill(marks(head), marks(head) + padded, uint8_t(0));
     Tokens<T>{scale(head), level(head), aux(head), marks(head)}.make(p, p.k, b, h, p.made(b, h * p.group), 0, p.keys,
                                                                      spare.data());
+    // What pads the keys has weight 0, and must not make NaN of it.
+    if (p.keys > 0) {
+      std::fill(level(head) + p.keys, level(head) + padded, level(head)[0]);
+      std::fill(aux(head) + p.keys, aux(head) + padded, aux(head)[0]);
+    }
     T* c = centre(head);
     std::fill(c, c + d, T(0));
     if (p.score.product || d <= kFewCoordinates) return;

@@ -14,12 +14,8 @@ template <class T>
 inline constexpr T kNear = T(0.25);
 /// Positions of so few coordinates have many near pairs: all their distances are computed directly.
 inline constexpr int64_t kFewCoordinates = 8;
-template <class T>
-inline T near_share(int64_t coordinates) {
-  return coordinates <= kFewCoordinates ? std::numeric_limits<T>::infinity() : kNear<T>;
-}
 
-/// The keys of a block, padded with zeros to whole panels.
+/// The keys of a block, padded to whole panels: positions with zeros, levels with the level of a key.
 template <class T>
 struct Keys {
   const T* transposed;  // positions in panels [panel][coordinate][kPanel]
@@ -72,8 +68,7 @@ T score_row(const void* made, const ScoreRow<T>& row) {
   T *const measures = row.measures, *const scores = row.scores;
   const T *const sq = row.keys.sq, *const level = row.keys.level, *const aux = row.keys.aux;
   const T q_sq = row.query.sq;
-  const bool measured = row.measured, keep = row.keep;
-  const T near = near_share<T>(row.keys.coordinates);
+  const bool measured = row.measured, keep = row.keep, few = row.keys.coordinates <= kFewCoordinates;
   const int64_t n = row.n;
   Vec<T> best = splat<T>(-std::numeric_limits<T>::infinity());
   for (int64_t j = 0; j < n; j += kLanes<T>) {
@@ -82,7 +77,7 @@ T score_row(const void* made, const ScoreRow<T>& row) {
       if (!measured) {
         Vec<T> total = load<T>(sq + j) + q_sq;
         m = total - m * T(2);
-        if (any<T>(m < total * near))
+        if (few || any<T>(m < total * kNear<T>))
           m = direct_distance_sq<T>(row.query.position, row.keys.column(j), row.keys.coordinates);
       }
       if (keep) store<T>(measures + j, m);
