@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coneheads import _checks, backends
-from coneheads.backends import dense_scores, reference
+from coneheads.backends import cpp, dense_scores, reference
 from coneheads.backends.inputs import Inputs, autocast_is_on, compute_dtype, without_autocast
 from coneheads.scores import Score, resolve
 
@@ -79,6 +79,18 @@ def attention(
         >>> attention(q, k, v, is_causal=True, score="umbral").shape
         torch.Size([2, 4, 10, 16])
     """
+    if (
+        attn_mask is None
+        and type(query) is type(key) is type(value) is Tensor
+        and type(dropout_p) is float
+        and dropout_p == 0
+        and type(is_causal) is type(return_lse) is bool
+        and enable_gqa is False
+        and backend in ("auto", "cpp")
+        and (type(score) is str or isinstance(score, Score))
+        and (result := cpp.attention_at_once(query, key, value, is_causal, score)) is not None
+    ):
+        return (result[0], result[1].to(compute_dtype(query.dtype))) if return_lse else result[0]
     query, key, value = _autocast(query, key, value)
     _checks.flag("is_causal", is_causal)
     _checks.flag("enable_gqa", enable_gqa)
@@ -97,7 +109,7 @@ def attention(
         inputs = inputs._replace(is_causal=is_causal)
         out, lse = backends.choose(backend, inputs).attention(inputs)
     out = out.to(query.dtype).reshape(*lead, length, value.shape[-1])
-    return (out, lse.reshape(*lead, length)) if return_lse else out
+    return (out, lse.to(compute_dtype(query.dtype)).reshape(*lead, length)) if return_lse else out
 
 
 def attention_weights(

@@ -151,7 +151,7 @@ def test_level_sets_instructions_and_a_macro(sources, monkeypatch, level):
 #elif defined(CONEHEADS_LEVEL_PORTABLE) && !defined(__AVX__)
 #define ANSWER 0
 #endif
-static_assert(__cplusplus >= 202002L);
+static_assert(__cplusplus >= 201703L);
 """)
     assert answer(build.attempt(sources)) == {"avx512": 7, "avx2": 3, "portable": 0}[level]
 

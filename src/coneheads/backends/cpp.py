@@ -7,15 +7,18 @@ and build.py compiles them on first use.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from coneheads import _checks
 from coneheads.backends import build
-from coneheads.backends.inputs import Inputs, compute_dtype, finite_or_zero
+from coneheads.backends.inputs import Inputs, autocast_is_on, compute_dtype, finite_or_zero, in_transform
 from coneheads.backends.ops import LIBRARY, unpack
 from coneheads.scores import (
+    BY_NAME,
     DotProduct,
     FinitePenumbral,
     FiniteUmbral,
@@ -25,6 +28,7 @@ from coneheads.scores import (
     Penumbral,
     Score,
     Umbral,
+    resolve,
 )
 
 GIVEN = 1  # the lift of points that are lifted already
@@ -92,6 +96,12 @@ def why_not(inputs: Inputs) -> str | None:
     return unavailable()
 
 
+def lift_numbers(score: Score, kernel: Kernel) -> list[float]:
+    """What a lift reads, after the pair fields in `numbers`: its inner parameter, and the scale of the last feature."""
+    inner = 0.0 if kernel.inner is None else getattr(score, kernel.inner)
+    return [inner, getattr(score, "height_scale", 1.0) if kernel.lift != GIVEN else 1.0]
+
+
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Output [B, H, L, Ev] in the dtype of query, and log-sum-exp of the masked scores [B, H, L] in float64."""
     score, query, key, value = inputs.score, inputs.query, inputs.key, inputs.value
@@ -102,16 +112,61 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     fields = [getattr(score, name) for name in score.pair_fields]
     tensors: list[Tensor] = []
     if any(isinstance(field, Tensor) for field in fields):
-        dtype = compute_dtype(query.dtype)
-        tensors = [
-            field if isinstance(field, Tensor) else query.new_full((1, 1, 1, 1), field, dtype=dtype) for field in fields
-        ]
+        whole = functools.partial(query.new_full, (1, 1, 1, 1), dtype=compute_dtype(query.dtype))
+        tensors = [field if isinstance(field, Tensor) else whole(field) for field in fields]
         fields = [0.0 for _ in fields]
-    inner = 0.0 if kernel.inner is None else getattr(score, kernel.inner)
-    scale = getattr(score, "height_scale", 1.0) if kernel.lift != GIVEN else 1.0
-    numbers = [*fields, inner, scale]
+    numbers = [*fields, *lift_numbers(score, kernel)]
     arguments = (inputs.mask, inputs.seed, tensors, numbers, kernel.score, kernel.lift)
     return _operator(query, key, value, *arguments, inputs.is_causal, inputs.dropout_p)  # type: ignore[no-any-return]
+
+
+def attention_at_once(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, score: Score | str
+) -> tuple[Tensor, Tensor] | None:
+    """The same for the plainest calls, with nothing on the way that takes time: small calls would take twice as long.
+
+    Plain are tensors [B, H, L, E] of one dtype, a score of numbers, no mask, no dropout, no autocast, and nothing that
+    traces or transforms. None if the call is another: then the usual way serves it, or says what is wrong with it.
+    """
+    dtype = query.dtype
+    if (
+        torch.compiler.is_compiling()
+        or not query.is_cpu
+        or not key.is_cpu
+        or not value.is_cpu
+        or not dtype == key.dtype == value.dtype
+        or autocast_is_on("cpu")
+        or in_transform()
+        or (isinstance(score, Score) and any(isinstance(value, Tensor) for value in vars(score).values()))
+    ):
+        return None
+    plan = _plan(score, query.shape, key.shape, value.shape, dtype)
+    if plan is None:
+        return None
+    arguments = (query, key, value, None, None, [], *plan, is_causal, 0.0)
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return _operator(*arguments)  # type: ignore[no-any-return]
+    with torch._C._AutoDispatchBelowAutograd():
+        return _operator(*arguments)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    score: Score | str, q_shape: torch.Size, k_shape: torch.Size, v_shape: torch.Size, dtype: torch.dtype
+) -> tuple[list[float], int, int] | None:
+    """The arguments `numbers`, `score` and `lift` of a plain call; None if it is not plain or not right."""
+    if not len(q_shape) == len(k_shape) == len(v_shape) == 4 or dtype not in _checks.FLOATING:
+        return None
+    if not q_shape[:2] == k_shape[:2] == v_shape[:2] or k_shape[2] != v_shape[2] or v_shape[3] < 1:
+        return None
+    if q_shape[3] != k_shape[3] or q_shape[3] < 2:
+        return None
+    resolved = resolve(score).for_size(q_shape[3]) if isinstance(score, Score) or score in BY_NAME else None
+    kernel = None if resolved is None else find_kernel(resolved)
+    if resolved is None or kernel is None or kernel.lift == GIVEN or unavailable() is not None:
+        return None
+    fields = [getattr(resolved, name) for name in resolved.pair_fields]
+    return [*fields, *lift_numbers(resolved, kernel)], kernel.score, kernel.lift
 
 
 def _points(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,6 +36,13 @@ struct Forward {
   /// What a block of keys adds to a strip. `products` hold the products, or the measures themselves.
   void accumulate(Strip& strip, const MadeScore& made, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
                   T* products, int64_t row, bool measured, Panels<T> values, T* spare) const {
+    weigh(strip, made, keys, bad, from, n, products, row, measured, spare);
+    multiply<T, Read::rows>(strip.count, wide(), n, {products, row}, values, strip.output, wide(), true);
+  }
+
+  /// The part of it before the values: products or measures become weights, relative to the largest score so far.
+  void weigh(Strip& strip, const MadeScore& made, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
+             T* products, int64_t row, bool measured, T* spare) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     for (int64_t i = 0; i < strip.count; ++i) {
       const int64_t number = strip.first + i, valid = p.last_key(number) - from;
@@ -55,15 +62,9 @@ struct Forward {
       }
       strip.total[i] += exp_row<T>(scores, n, base);
     }
-    add_values(strip, from, n, products, row, values);
-  }
-
-  /// The weights of a block, dropout applied, times its values.
-  void add_values(Strip& strip, int64_t from, int64_t n, T* weights, int64_t row, Panels<T> values) const {
     if (p.dropout_p > 0)
       for (int64_t i = 0; i < strip.count; ++i)
-        drop_row<T>(p, strip.b, strip.h, strip.first + i, from, n, weights + i * row);
-    multiply<T, Read::rows>(strip.count, wide(), n, {weights, row}, values, strip.output, wide(), true);
+        drop_row<T>(p, strip.b, strip.h, strip.first + i, from, n, products + i * row);
   }
 
   void begin(Strip& strip) const {
@@ -78,7 +79,7 @@ struct Forward {
       const bool empty = strip.total[i] == T(0) && !strip.is_nan[i];
       const bool is_nan = strip.is_nan[i] || (strip.tokens.bad[i] && !empty);
       const T factor = empty ? T(0) : is_nan ? std::numeric_limits<T>::quiet_NaN() : T(1) / strip.total[i];
-      for (int64_t j = 0; j < p.values; ++j) row[j] *= factor;
+      for (int64_t j = 0; j < wide(); j += kLanes<T>) store<T>(row + j, load<T>(row + j) * factor);
       const int64_t number = head + strip.first + i;
       write_row<T>(row, out_dtype, p.values, out + number * p.values * bytes_of(out_dtype));
       lse[number] = empty ? -std::numeric_limits<double>::infinity()
@@ -183,7 +184,116 @@ struct Forward {
   // ---- few queries: every key is read once, as it lies ----
 
   void run_few() const {
-    for_each_task(p.batch * p.heads, p.is_small(), [&](int64_t task) { few_rows(task / p.heads, task % p.heads); });
+    const bool same = sizeof(T) == size_t(p.k.bytes) && p.k.stride[3] == 1 && p.v.stride[3] == 1;
+    const bool plain = same && !p.lifter.is_direction() && p.values % kLanes<T> == 0;
+    for_each_task(p.batch * p.heads, p.is_small(), [&](int64_t task) {
+      const int64_t b = task / p.heads, h = task % p.heads;
+      if (!plain || !plain_few_rows(b, h)) few_rows(b, h);
+    });
+  }
+
+  /// few_rows for keys and values that can be read where they lie, without a look at whether they are numbers and
+  /// within their limits. False if the result shows that they are not: then nothing was written.
+  bool plain_few_rows(int64_t b, int64_t h) const {
+    const int64_t d = p.coordinates, kv = h / p.group, columns = p.values;
+    constexpr int64_t n = kForwardKeys;
+    const int64_t wide_d = round_up<int64_t>(d, kLanes<T>);
+    Buffer<T> memory(kRows * (wide_d + wide() + n + 3) + 4 * n + 2 * p.features + 4 * kLanes<T> + n);
+    T* position = memory.get();
+    T* output = position + kRows * wide_d;
+    T* scores = output + kRows * wide();
+    T* numbers = scores + kRows * n;
+    T *scale = numbers + 3 * kRows, *level = scale + n, *aux = level + n, *last = aux + n, *spare = last + n;
+    uint8_t bad[kRows] = {};
+    const MadeScore made = p.made(b, h);
+    std::fill_n(position, kRows * wide_d, T(0));
+    Strip strip{b, h, 0, p.length};
+    strip.tokens = {numbers, numbers + kRows, numbers + 2 * kRows, bad};
+    strip.tokens.make(p, p.q, b, h, made, 0, p.length, spare);
+    strip.position = position;
+    strip.position_row = wide_d;
+    strip.output = output;
+    for (int64_t i = 0; i < p.length; ++i)
+      point<T>(p, p.q, b, h, i, strip.tokens.scale[i], bad[i], nullptr, spare, position + i * wide_d);
+    begin(strip);
+    for (int64_t start = 0; start < p.last_key(p.length - 1); start += n) {
+      const int64_t count = std::min(n, p.keys - start), padded = round_up<int64_t>(count, kPanel<T>);
+      const T* key = reinterpret_cast<const T*>(p.k.at(b, kv, start));
+      const T* value = reinterpret_cast<const T*>(p.v.at(b, kv, start));
+      bool fine = true;
+      constexpr int64_t kPart = 64;  // so that rows stay in the first cache while they are lifted and measured
+      for (int64_t part = 0; part < padded; part += kPart) {
+        const int64_t rows = std::max<int64_t>(0, std::min(kPart, count - part)), all = std::min(kPart, padded - part);
+        const T* first = key + part * p.k.stride[2];
+        for (int64_t j = 0; j < rows; ++j) {
+          __builtin_prefetch(first + (j + 8) * p.k.stride[2]);
+          last[j] = first[j * p.k.stride[2] + p.features - 1];
+        }
+        std::fill(last + rows, last + all, T(0));
+        p.lifter.lift(all, last, nullptr, scale + part, level + part);
+        p.score.aux(made.bytes, all, level + part, aux + part);
+        for (int64_t i = 0; i < p.length; ++i) {
+          T* row = scores + i * n + part;
+          for (int64_t j = 0; j < rows; ++j) {
+            row[j] = scaled_measure(position + i * wide_d, first + j * p.k.stride[2], scale[part + j], d);
+            fine &= std::abs(row[j]) < T(1e25);
+          }
+          std::fill(row + rows, row + all, T(0));
+        }
+      }
+      if (!fine) return false;
+      weigh(strip, made, {nullptr, nullptr, level, aux, d}, nullptr, start, padded, scores, n, true, spare);
+      for (int64_t i = 0; i < p.length; ++i) add_rows(scores + i * n, value, count, output + i * wide(), columns);
+    }
+    for (int64_t i = 0; i < p.length; ++i)
+      if (is_bad<T>(output + i * wide(), columns)) return false;
+    finish(strip);
+    return true;
+  }
+
+  /// The measure of a query at `a` and a key of features f at scale * f.
+  CONE_INLINE T scaled_measure(const T* a, const T* f, T scale, int64_t n) const {
+    Vec<T> total = {};
+    T rest = 0;
+    int64_t i = 0;
+    if (p.score.product) {
+      for (; i + kLanes<T> <= n; i += kLanes<T>) total += load<T>(a + i) * load<T>(f + i);
+      for (; i < n; ++i) rest += a[i] * f[i];
+    } else {
+      for (; i + kLanes<T> <= n; i += kLanes<T>) {
+        Vec<T> difference = load<T>(f + i) * scale - load<T>(a + i);
+        total += difference * difference;
+      }
+      if (i < n && p.features >= i + kLanes<T>) {  // what is read beyond n is still of this row
+        Vec<T> difference = load<T>(f + i) * scale - load<T>(a + i);
+        difference = keep_where<T>(lane_numbers<T>() < int(n - i), difference);
+        total += difference * difference;
+      } else {
+        for (; i < n; ++i) rest += (f[i] * scale - a[i]) * (f[i] * scale - a[i]);
+      }
+    }
+    return sum<T>(total) + rest;
+  }
+  /// output += sum of weights[j] values[j]
+  void add_rows(const T* weights, const T* values, int64_t count, T* output, int64_t columns) const {
+    constexpr int kVectors = 8;
+    const int64_t step = p.v.stride[2];
+    int64_t c = 0;
+    for (; c + kVectors * kLanes<T> <= columns; c += kVectors * kLanes<T>) {
+      Vec<T> total[kVectors];
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) total[i] = load<T>(output + c + i * kLanes<T>);
+      for (int64_t j = 0; j < count; ++j)
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) total[i] += load<T>(values + j * step + c + i * kLanes<T>) * weights[j];
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) store<T>(output + c + i * kLanes<T>, total[i]);
+    }
+    for (; c < columns; c += kLanes<T>) {
+      Vec<T> total = load<T>(output + c);
+      for (int64_t j = 0; j < count; ++j) total += load<T>(values + j * step + c) * weights[j];
+      store<T>(output + c, total);
+    }
   }
 
   void few_rows(int64_t b, int64_t h) const {

@@ -111,7 +111,7 @@ struct Problem {
     return made;
   }
   /// Whether the call is too small for a second thread to pay.
-  bool is_small() const { return batch * heads * length * keys * (features + values + 32) < (int64_t(1) << 19); }
+  bool is_small() const { return batch * heads * length * keys * (features + values + 32) < (int64_t(1) << 18); }
   /// Whether the key heads alone keep all threads busy to the end, so that a task can be a whole head.
   bool heads_are_enough(int64_t at_once) const {
     const int64_t threads = is_small() ? 1 : int64_t(torch::stable::get_num_threads());
@@ -201,8 +201,10 @@ void point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int6
   } else {
     positions<T>(p.lifter, features.row<T>(b, h, i, spare), p.coordinates, scale, to);
   }
-  if (centre)
-    for (int64_t j = 0; j < p.coordinates; ++j) to[j] -= centre[j];
+  if (!centre) return;
+  int64_t j = 0;
+  for (; j + kLanes<T> <= p.coordinates; j += kLanes<T>) store<T>(to + j, load<T>(to + j) - load<T>(centre + j));
+  for (; j < p.coordinates; ++j) to[j] -= centre[j];
 }
 
 /// The keys of all key heads as points: tokens, and the centre of each head.
@@ -233,8 +235,8 @@ struct KeyTokens {
   void make(const Problem<T>& p, int64_t b, int64_t h) {
     coordinates_ = p.coordinates;
     const int64_t head = b * p.kv_heads + h, d = p.coordinates;
-    std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>)), first(size_t(d), T(0)), second(size_t(d), T(0)),
-        x(size_t(d) + kLanes<T>);
+    std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>)), first(size_t(d + kLanes<T>)),
+        second(size_t(d + kLanes<T>)), x(size_t(d + kLanes<T>));
     std::fill(scale(head), scale(head) + 4 * padded, T(0));
     std::fill(marks(head), marks(head) + padded, uint8_t(0));
     Tokens<T>{scale(head), level(head), aux(head), marks(head)}.make(p, p.k, b, h, p.made(b, h * p.group), 0, p.keys,
@@ -249,9 +251,10 @@ struct KeyTokens {
     if (p.score.product || d <= kFewCoordinates) return;
     for (int64_t i = 0; i < p.keys; ++i) {
       point<T>(p, p.k, b, h, i, scale(head)[i], marks(head)[i], nullptr, spare.data(), x.data());
-      for (int64_t j = 0; j < d; ++j) {
-        first[j] += x[j];
-        second[j] += x[j] * x[j];
+      for (int64_t j = 0; j < d; j += kLanes<T>) {
+        const Vec<T> v = load<T>(x.data() + j);
+        store<T>(first.data() + j, load<T>(first.data() + j) + v);
+        store<T>(second.data() + j, load<T>(second.data() + j) + v * v);
       }
     }
     for (int64_t j = 0; j < d; ++j) {

@@ -198,19 +198,31 @@ CONE_INLINE Vec<T> with_sign(T size, Vec<T> x) {
   return (Vec<T>)(((Int<T>)x & (Int<T>)splat<T>(T(-0.0))) | (Int<T>)splat<T>(size));
 }
 
+template <class T, int kCount>
+CONE_INLINE T sum_of(const T* x) {
+  if constexpr (kCount == 1) return x[0];
+  else return sum_of<T, kCount / 2>(x) + sum_of<T, kCount / 2>(x + kCount / 2);
+}
 template <class T>
 CONE_INLINE T sum(Vec<T> v) {
   T lanes[kLanes<T>];
   store<T>(lanes, v);
-  for (int step = kLanes<T> / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-  return lanes[0];
+  return sum_of<T, kLanes<T>>(lanes);
 }
 template <class T>
 CONE_INLINE T largest(Vec<T> v) {
   T best = v[0];
+#pragma GCC unroll 16
   for (int i = 1; i < kLanes<T>; ++i) best = v[i] > best ? v[i] : best;
   return best;
+}
+
+/// 0, 1, 2, ...
+template <class T>
+CONE_INLINE Int<T> lane_numbers() {
+  Int<T> numbers = {};
+  for (int i = 0; i < kLanes<T>; ++i) numbers[i] = i;
+  return numbers;
 }
 
 // ---- exponentials, logarithms, angles ----

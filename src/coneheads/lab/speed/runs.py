@@ -37,9 +37,9 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """All but candidate, score and E, in words: what the runs of one round mostly share."""
+        """All but candidate, score, E and threads, in words: what the runs of one round mostly share."""
         sizes = dataclasses.replace(self, E=self.Ev).sizes
-        return f"{sizes}, {self.dtype}{', causal' if self.causal else ''}, {self.work}, {self.threads} threads"
+        return f"{sizes}, {self.dtype}{', causal' if self.causal else ''}, {self.work}"
 
     @property
     def work(self) -> str:
