@@ -5,7 +5,7 @@ import torch
 from torch.export import Dim
 
 import coneheads
-from tests.cases import SCORE_NAMES
+from tests.cases import BACKEND_NAMES, SCORE_NAMES
 
 BACKENDS = ["auto", *coneheads.available_backends()]
 
@@ -167,3 +167,14 @@ def test_operators_pass_the_checks_of_torch_library(name):
     rest = (value, torch.zeros(2, 2, 4, dtype=torch.bool), mask, torch.tensor(5), False, 0.25)
     torch.library.opcheck(torch.ops.coneheads.pair_scores.default, arguments)
     torch.library.opcheck(torch.ops.coneheads.chunked_attention.default, (*arguments, *rest))
+
+
+@pytest.mark.skipif("cpp" not in BACKEND_NAMES, reason="no C++ compiler on this machine")
+def test_operator_of_the_cpp_kernels_keeps_what_it_declares():
+    query, key, value = (torch.randn(2, 2, n, 5, requires_grad=True) for n in (3, 4, 4))
+    mask = torch.randn(2, 1, 3, 4, requires_grad=True)
+    gamma = torch.rand(1, 2, 1, 1, requires_grad=True)
+    light = torch.ones(1, 1, 1, 1, requires_grad=True)
+    for tensors in ([], [light, gamma]):
+        arguments = (query, key, value, mask, torch.tensor(5), tensors, [1.0, 1.0, 1.0, 1.0], 2, 2, False, 0.25)
+        torch.library.opcheck(torch.ops.coneheads.cpp_attention.default, arguments)

@@ -41,7 +41,7 @@ class Blocks {
 
  private:
   static constexpr int kCount = 6;
-  static constexpr size_t kPage = 1 << 16, kLargest = 4 << 20;
+  static constexpr size_t kPage = 1 << 16, kLargest = 2 << 20;
   Block kept_[kCount];
   int next_ = 0;
   static Blocks& of_this_thread() {

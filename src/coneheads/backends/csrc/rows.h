@@ -82,10 +82,21 @@ T score_row(const void* made, const ScoreRow<T>& row) {
       }
       if (keep) store<T>(measures + j, m);
     }
-    Vec<T> s = score.value(m, q, {load<T>(level + j), load<T>(aux + j)});
-    store<T>(scores + j, s);
-    best = vmax<T>(best, s);
+    const Token<T> k{load<T>(level + j), load<T>(aux + j)};
+    if constexpr (Score::kInParts) {
+      store<T>(scores + j, score.argument(m, q, k));
+    } else {
+      Vec<T> s = score.value(m, q, k);
+      store<T>(scores + j, s);
+      best = vmax<T>(best, s);
+    }
   }
+  if constexpr (Score::kInParts)
+    for (int64_t j = 0; j < n; j += kLanes<T>) {
+      Vec<T> s = score.read(load<T>(scores + j));
+      store<T>(scores + j, s);
+      best = vmax<T>(best, s);
+    }
   return largest<T>(best);
 }
 

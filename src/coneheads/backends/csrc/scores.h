@@ -7,7 +7,9 @@
 //   value(m, q, k)               the score, m being the measure of the pair
 //   slopes(g, m, q, k, s, all)   g times the derivatives of the score for m and both levels; with `all` also for the
 //                                parameters
-// on vectors of pairs: q holds the level and aux of one query in all lanes, k those of several keys.
+// A long value may come in two parts, `value` = `read(argument(m, q, k))`, and say so by kInParts: each part is then a pass
+// of its own, in which the processor overlaps more pairs.
+// All is on vectors of pairs: q holds the level and aux of one query in all lanes, k those of several keys.
 #pragma once
 
 #include "simd.h"
@@ -19,6 +21,10 @@ inline constexpr int kMaxParameters = 2;
 template <class T>
 struct Token {
   Vec<T> level, aux;
+};
+/// what most scores are
+struct OnePart {
+  static constexpr bool kProduct = false, kInParts = false;
 };
 template <class T>
 struct Slopes {
@@ -50,7 +56,7 @@ CONE_INLINE void lca_slopes(Vec<T> q, Vec<T> k, Vec<T> distance, Vec<T>& distanc
 
 template <class T>
 struct Dot {
-  static constexpr bool kProduct = true;
+  static constexpr bool kProduct = true, kInParts = false;
   T scale;
   explicit Dot(const T* p) : scale(p[0]) {}
   T aux(T) const { return 0; }
@@ -62,8 +68,7 @@ struct Dot {
 };
 
 template <class T>
-struct Laplacian {
-  static constexpr bool kProduct = false;
+struct Laplacian : OnePart {
   T gamma;
   explicit Laplacian(const T* p) : gamma(p[0]) {}
   T aux(T) const { return 0; }
@@ -78,8 +83,7 @@ enum class Readout { height, height_sq, distance };
 
 /// aux: half the squared height, y^2/2 = level (2h - level) / 2
 template <class T, Readout kReadout>
-struct Penumbral {
-  static constexpr bool kProduct = false;
+struct Penumbral : OnePart {
   static constexpr T kFloor = T(1.8048513878454153e-35);  // e^-80: `distance` reads lower squared heights as this
   T h, gamma, inverse_h_sq;
   explicit Penumbral(const T* p) : h(p[0]), gamma(p[1]), inverse_h_sq(T(1) / (h * h)) {}
@@ -174,8 +178,7 @@ struct Penumbral {
 };
 
 template <class T, Readout kReadout>
-struct Umbral {
-  static constexpr bool kProduct = false;
+struct Umbral : OnePart {
   T gamma, inverse_sinh, inverse_tanh;
   explicit Umbral(const T* p)
       : gamma(p[1]), inverse_sinh(T(1) / std::sinh(p[0])), inverse_tanh(T(1) / std::tanh(p[0])) {}
@@ -212,8 +215,7 @@ struct Umbral {
 
 /// both cones with their light at the origin: m is the squared chord of two unit vectors
 template <class T>
-struct FiniteCone {
-  static constexpr bool kProduct = false;
+struct FiniteCone : OnePart {
   T gamma;
   explicit FiniteCone(const T* p) : gamma(p[0]) {}
   T aux(T) const { return 0; }
@@ -238,17 +240,15 @@ struct FiniteCone {
 /// the level is the height y; aux: 1/sqrt(y)
 template <class T>
 struct HalfSpaceDistance {
-  static constexpr bool kProduct = false;
+  static constexpr bool kProduct = false, kInParts = true;
   T beta, offset;
   explicit HalfSpaceDistance(const T* p) : beta(p[0]), offset(p[1]) {}
   T aux(T level) const { return T(1) / std::sqrt(level); }
-  CONE_INLINE static Vec<T> half_distance(Vec<T> m, Token<T> q, Token<T> k) {
+  CONE_INLINE static Vec<T> argument(Vec<T> m, Token<T> q, Token<T> k) {
     Vec<T> rise = q.level - k.level;
-    return vasinh<T>(vsqrt<T>(rise * rise + m) * (q.aux * k.aux * T(0.5)));
+    return vsqrt<T>(rise * rise + m) * (q.aux * k.aux * T(0.5));
   }
-  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
-    return half_distance(m, q, k) * (beta * T(-2)) - offset;
-  }
+  CONE_INLINE Vec<T> read(Vec<T> half_sinh) const { return vasinh<T>(half_sinh) * (beta * T(-2)) - offset; }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> rise = q.level - k.level, chord_sq = rise * rise + m;
     Vec<T> inverse = inverse_root<T>(chord_sq), outer = vrsqrt<T>(chord_sq + q.level * k.level * T(4));
@@ -257,7 +257,7 @@ struct HalfSpaceDistance {
     s.q_level = slope + stretch * (q.aux * q.aux);
     s.k_level = stretch * (k.aux * k.aux) - slope;
     if (!all) return;
-    s.parameter[0] = g * half_distance(m, q, k) * T(-2);
+    s.parameter[0] = g * vasinh<T>(argument(m, q, k)) * T(-2);
     s.parameter[1] = -g;
   }
 };
@@ -265,21 +265,22 @@ struct HalfSpaceDistance {
 /// the level is the radius a >= 0; aux: sinh(a)
 template <class T>
 struct HyperboloidDistance {
-  static constexpr bool kProduct = false;
+  static constexpr bool kProduct = false, kInParts = true;
   T beta, offset;
   explicit HyperboloidDistance(const T* p) : beta(p[0]), offset(p[1]) {}
   T aux(T level) const { return std::sinh(level); }
   /// sinh^2(d/2) = sinh^2((a - b)/2) + sinh a sinh b chord^2/4, and sinh((a - b)/2)
   CONE_INLINE static Vec<T> half_sinh_sq(Vec<T> m, Token<T> q, Token<T> k, Vec<T>& radial) {
     Vec<T> t = (q.level - k.level) * T(0.5), u = vexpm1<T>(vabs<T>(t));
-    Vec<T> sinh_t = (u + u / (u + T(1))) * T(0.5);
+    Vec<T> sinh_t = (u + u * vinverse<T>(u + T(1))) * T(0.5);
     radial = select<T>(t < T(0), -sinh_t, sinh_t);
     return radial * radial + q.aux * k.aux * (m * T(0.25));
   }
-  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
+  CONE_INLINE static Vec<T> argument(Vec<T> m, Token<T> q, Token<T> k) {
     Vec<T> radial;
-    return vasinh<T>(vsqrt<T>(half_sinh_sq(m, q, k, radial))) * (beta * T(-2)) - offset;
+    return vsqrt<T>(half_sinh_sq(m, q, k, radial));
   }
+  CONE_INLINE Vec<T> read(Vec<T> half_sinh) const { return vasinh<T>(half_sinh) * (beta * T(-2)) - offset; }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> radial, sq = half_sinh_sq(m, q, k, radial);
     Vec<T> g_sq = g * inverse_root<T>(sq) * vrsqrt<T>(sq + T(1)) * -beta;

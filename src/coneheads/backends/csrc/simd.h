@@ -306,35 +306,32 @@ CONE_INLINE Vec<T> vexpm1(Vec<T> x) {
   exp_parts<T>(x, power, rest);
   return power * rest + (power - T(1));
 }
-/// log(x) of a normal positive number
-template <class T>
-CONE_INLINE Vec<T> vlog(Vec<T> x) {
+/// log(1 + x) for x >= 0, or log(x) of a normal positive number
+template <class T, bool kPlusOne>
+CONE_INLINE Vec<T> log_of(Vec<T> x) {
   using C = Constants<T>;
-  constexpr auto one = C::kBias;
-  Int<T> bits = (Int<T>)x;
-  // The mantissa is taken in [sqrt(1/2), sqrt(2)): add the bits of 1/sqrt(1/2), cut the exponent off.
+  Vec<T> w = kPlusOne ? x + T(1) : x;
+  Int<T> bits = (Int<T>)w;
+  // w = m 2^n with m in [sqrt(1/2), sqrt(2)), and log(m) = 2 atanh(s), s = (m - 1) / (m + 1).
   const Int<T> offset = (Int<T>)splat<T>(T(1)) - (Int<T>)splat<T>(T(0.70710678118654752));
-  Int<T> exponent = ((bits + offset) >> C::kMantissa) - one;
+  Int<T> exponent = ((bits + offset) >> C::kMantissa) - C::kBias;
   Vec<T> m = (Vec<T>)(bits - (exponent << C::kMantissa));
-  Vec<T> n = __builtin_convertvector(exponent, Vec<T>);
-  Vec<T> s = (m - T(1)) / (m + T(1));
+  Vec<T> n = __builtin_convertvector(exponent, Vec<T>), over = m - T(1);
+  if constexpr (kPlusOne) over = select<T>(exponent == 0, x, over);  // x itself, before the 1 took its digits
+  Vec<T> s = over * vinverse<T>(over + T(2));
   Vec<T> z = s * s;
   return (s * z * horner<T>(C::kLog, z) + n * C::kLn2Low) + (s + s) + n * C::kLn2High;
 }
-/// log(1 + x) for x >= 0
 template <class T>
-CONE_INLINE Vec<T> vlog1p(Vec<T> x) {
-  Vec<T> w = x + T(1);
-  // What w lost of x is given back to first order; beyond 2^24 it lost the 1, which no longer counts.
-  Vec<T> lost = select<T>(x < T(1e6), (x - (w - T(1))) / w, Vec<T>{});
-  return vlog<T>(w) + lost;
+CONE_INLINE Vec<T> vlog(Vec<T> x) {
+  return log_of<T, false>(x);
 }
 /// asinh(x) for 0 <= x <= 1e18: log1p(x + x^2 / (1 + sqrt(1 + x^2)))
 template <class T>
 CONE_INLINE Vec<T> vasinh(Vec<T> x) {
   x = vmin<T>(x, splat<T>(T(1e18)));
   Vec<T> sq = x * x;
-  return vlog1p<T>(x + sq / (vsqrt<T>(sq + T(1)) + T(1)));
+  return log_of<T, true>(x + sq * vinverse<T>(vsqrt<T>(sq + T(1)) + T(1)));
 }
 /// asin(x) for 0 <= x <= 1
 template <class T>
