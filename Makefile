@@ -13,7 +13,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check slow sanitize docs clean
+.PHONY: help venv demo test check slow sanitize bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,10 @@ sanitize: $(STAMP)  ## run the tests of the C++ kernels under the address and un
 	@echo "==> testing them"
 	@$(SANITIZED) -m pytest -q --capture=sys -p no:faulthandler -p no:xdist tests/backends/test_cpp.py
 	@$(SANITIZED) -m pytest -q --capture=sys -p no:faulthandler -p no:xdist tests/test_fuzz.py --fuzz-cases 500
+
+bench: $(STAMP)  ## time attention beside SDPA and others, with the flags in BENCH; results in benchmarks/results/
+	@echo "==> running coneheads bench $(BENCH)"
+	@$(BIN)/coneheads bench $(BENCH)
 
 docs: $(STAMP)  ## regenerate the tables and figures of README and docs
 	@echo "==> writing the generated tables"

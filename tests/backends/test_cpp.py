@@ -76,7 +76,10 @@ def test_parity_at_the_edges_of_tiles(score, sizes, poisoned):
         assert_near(gradients("cpp", tensors, torch.float32, weight, **arguments), truth, 5e-3)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 9, 40), (2, 1, 1, 40), (1, 4, 9, 1), (1, 1, 9, 40), (40,), (1, 1, 1, 1)], ids=str)
+MASKS = [(2, 4, 9, 40), (2, 1, 1, 40), (1, 4, 9, 1), (1, 1, 9, 40), (40,), (1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_gradient_of_masks_of_every_shape(shape, threads, poisoned):
     tensors = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 40, 8), torch.randn(2, 2, 40, 5)

@@ -35,7 +35,7 @@ GIVEN = 1  # the lift of points that are lifted already
 
 
 class Kernel(NamedTuple):
-    """How the operators are told a score: its place in `kScores` of csrc/rows.h, its number in `Lift` of csrc/lifts.h."""
+    """How the operators are told a score: by its place in `kScores` of csrc/rows.h and in `Lift` of csrc/lifts.h."""
 
     score: int
     lift: int = GIVEN  # the points are made in PyTorch
@@ -117,7 +117,7 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
         fields = [0.0 for _ in fields]
     numbers = [*fields, *lift_numbers(score, kernel)]
     arguments = (inputs.mask, inputs.seed, tensors, numbers, kernel.score, kernel.lift)
-    return _operator(query, key, value, *arguments, inputs.is_causal, inputs.dropout_p)  # type: ignore[no-any-return]
+    return _operator(query, key, value, *arguments, inputs.is_causal, inputs.dropout_p)
 
 
 def attention_at_once(
@@ -143,11 +143,11 @@ def attention_at_once(
     plan = _plan(score, query.shape, key.shape, value.shape, dtype)
     if plan is None:
         return None
-    arguments = (query, key, value, None, None, [], *plan, is_causal, 0.0)
+    arguments: tuple[Any, ...] = (query, key, value, None, None, [], *plan, is_causal, 0.0)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return _operator(*arguments)  # type: ignore[no-any-return]
+        return _operator(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return _operator(*arguments)  # type: ignore[no-any-return]
+        return _operator(*arguments)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -73,7 +73,7 @@ class BenchConfig(Config):
 
     preset: str = option("lengths", "what to measure: lengths or targets", choices=("lengths", "targets"))
     scores: tuple[str, ...] = option(("penumbral",), f"of {', '.join(SCORES)}", choices=SCORES)
-    lengths: tuple[int, ...] = option((256, 512, 1024, 2048), "L, and S: queries and keys", least=1)
+    lengths: tuple[int, ...] = option((128, 256, 512, 1024), "L, and S: queries and keys", least=1)
     batch: int = option(1, "B", least=1)
     heads: int = option(2, "H", least=1)
     size: int = option(64, "E: features of a query or key", least=2)
