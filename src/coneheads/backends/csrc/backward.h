@@ -166,7 +166,7 @@ struct Backward {
         std::min(round_up<int64_t>(n, kPanel<T>),
                  round_up<int64_t>(std::max<int64_t>(0, p.last_key(first + count - 1) - from), kPanel<T>));
     for (int64_t start = 0; start < count; start += kStripRows) {
-      const int64_t strip = std::min<int64_t>(kStripRows, count - start);
+      const int64_t strip = std::min<int64_t>(kStripRows, count - start), padded = round_up<int64_t>(strip, kRows);
       const int64_t needed = std::max<int64_t>(0, p.last_key(first + start + strip - 1) - from);
       const int64_t m = std::min(block_keys, round_up<int64_t>(needed, kPanel<T>));
       T* weights = w.weights + start * w.row;
@@ -175,9 +175,9 @@ struct Backward {
       const T* grad_rows = w.grad_rows + start * wide_values();
       if (m > 0) {
         if (d > kFewCoordinates || p.score.product)
-          multiply<T, Read::rows>(strip, m, d, {position, position_row}, {keys.transposed, kPanel<T>, kPanel<T> * d}, w.measures,
+          multiply<T, Read::rows>(padded, m, d, {position, position_row}, {keys.transposed, kPanel<T>, kPanel<T> * d}, w.measures,
                       w.row, false);
-        multiply<T, Read::rows>(strip, m, p.values, {grad_rows, wide_values()}, {w.values, kPanel<T>, kPanel<T> * p.values},
+        multiply<T, Read::rows>(padded, m, p.values, {grad_rows, wide_values()}, {w.values, kPanel<T>, kPanel<T> * p.values},
                     slopes, w.row, false);
       }
       for (int64_t i = 0; i < strip; ++i) {

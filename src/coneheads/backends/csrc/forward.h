@@ -25,6 +25,7 @@ struct Forward {
   /// The rows of a strip, and their running softmax.
   struct Strip {
     int64_t b, h, first, count;
+    int64_t padded = 0;  // rows of the products: whole tiles, if there is room for them
     Tokens<T> tokens{};
     const T* position = nullptr;  // [kRows][position_row]
     int64_t position_row = 0;
@@ -37,7 +38,7 @@ struct Forward {
   void accumulate(Strip& strip, const MadeScore& made, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
                   T* products, int64_t row, bool measured, Panels<T> values, T* spare) const {
     weigh(strip, made, keys, bad, from, n, products, row, measured, spare);
-    multiply<T, Read::rows>(strip.count, wide(), n, {products, row}, values, strip.output, wide(), true);
+    multiply<T, Read::rows>(strip.padded, wide(), n, {products, row}, values, strip.output, wide(), true);
   }
 
   /// The part of it before the values: products or measures become weights, relative to the largest score so far.
@@ -69,7 +70,7 @@ struct Forward {
 
   void begin(Strip& strip) const {
     std::fill_n(strip.largest, kRows, -std::numeric_limits<T>::infinity());
-    std::fill_n(strip.output, strip.count * wide(), T(0));
+    std::fill_n(strip.output, strip.padded * wide(), T(0));
   }
 
   void finish(const Strip& strip) const {
@@ -141,6 +142,8 @@ struct Forward {
     T* spare = scores + kRows * score_row;
     std::vector<uint8_t> bad(size_t(padded_count), 0);
     std::fill_n(numbers, 3 * padded_count, T(0));
+    std::fill_n(position + count * d, (padded_count - count) * d, T(0));
+    std::fill_n(scores, kRows * score_row, T(0));
     const MadeScore made = p.made(b, h);
     const Tokens<T> queries{numbers, numbers + padded_count, numbers + 2 * padded_count, bad.data()};
     queries.make(p, p.q, b, h, made, from, to, spare);
@@ -152,6 +155,7 @@ struct Forward {
       strip.position = position + first * d;
       strip.position_row = d;
       strip.output = output + first * wide();
+      strip.padded = kRows;
       for (int64_t i = 0; i < strip.count; ++i) {
         T* x = position + (first + i) * d;
         point<T>(p, p.q, b, h, strip.first + i, strip.tokens.scale[i], strip.tokens.bad[i], tokens.centre(head), spare,
@@ -172,7 +176,7 @@ struct Forward {
         const int64_t n = std::min(block, round_up<int64_t>(needed, kPanel<T>));
         const Panels<T> values{packed_values + start * kPanel<T>, kPanel<T>, tokens.padded * kPanel<T>};
         if (d > kFewCoordinates || p.score.product)
-          multiply<T, Read::rows>(strip.count, n, d, {strip.position, d}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores,
+          multiply<T, Read::rows>(strip.padded, n, d, {strip.position, d}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores,
                       score_row, false);
         accumulate(strip, made, keys, bad_keys ? bad_keys + start : nullptr, start, n, scores, score_row, false, values,
                    spare);
@@ -213,6 +217,7 @@ struct Forward {
     strip.position = position;
     strip.position_row = wide_d;
     strip.output = output;
+    strip.padded = p.length;
     for (int64_t i = 0; i < p.length; ++i)
       point<T>(p, p.q, b, h, i, strip.tokens.scale[i], bad[i], nullptr, spare, position + i * wide_d);
     begin(strip);
@@ -316,6 +321,7 @@ struct Forward {
     strip.position = position;
     strip.position_row = wide_d;
     strip.output = output;
+    strip.padded = p.length;
     for (int64_t i = 0; i < p.length; ++i)
       point<T>(p, p.q, b, h, i, strip.tokens.scale[i], bad[i], nullptr, spare, position + i * wide_d);
     begin(strip);

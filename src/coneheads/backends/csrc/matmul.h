@@ -111,6 +111,7 @@ template <class T, Read kRead>
 void multiply(int64_t rows, int64_t columns, int64_t depth, Left<T> a, Panels<T> b, T* c, int64_t c_row, bool add) {
   int64_t row = multiply_strips<T, kRead, kRows>(0, rows, columns, depth, a, b, c, c_row, add);
   row = multiply_strips<T, kRead, kRows / 2>(row, rows, columns, depth, a, b, c, c_row, add);
+  row = multiply_strips<T, kRead, 2>(row, rows, columns, depth, a, b, c, c_row, add);
   multiply_strips<T, kRead, 1>(row, rows, columns, depth, a, b, c, c_row, add);
 }
 
