@@ -15,7 +15,7 @@
 
 namespace coneheads {
 
-inline constexpr int64_t kBackwardRows = 16 * kRows;  // rows of a block
+inline constexpr int64_t kBackwardRows = 18 * kRows;  // rows of a block, at the most
 inline constexpr int64_t kStripRows = 2 * kRows;
 /// Up to so many keys a row is in one chunk, and the sum of P dP is taken from the row itself: the gradients of a row
 /// then cancel as they should, however small. Longer rows take dO.O for it, in chunks of kChunkKeys.
@@ -37,6 +37,11 @@ struct Backward {
 
   int64_t wide_values() const { return round_up<int64_t>(p.values, kPanel<T>); }
   int64_t wide_features() const { return round_up<int64_t>(p.features, kPanel<T>); }
+  /// The rows of a block: blocks of nearly one size, since a short one costs the keys as much as a long one.
+  int64_t block_rows() const {
+    const int64_t blocks = (p.length + kBackwardRows - 1) / kBackwardRows;
+    return round_up<int64_t>((p.length + blocks - 1) / blocks, kRows);
+  }
   bool whole_rows() const { return p.keys <= kWholeRow; }
   int64_t chunk_size() const { return whole_rows() ? round_up<int64_t>(p.keys, kPanel<T>) : kChunkKeys; }
 
@@ -108,7 +113,7 @@ struct Backward {
   /// All chunks of keys that `owner` has, with the row blocks of its turn.
   void keys(int64_t b, int64_t kv, int64_t owner, int64_t turn, const KeyTokens<T>& tokens) {
     Work w = work();
-    const int64_t head = b * p.kv_heads + kv, size = chunk_size();
+    const int64_t head = b * p.kv_heads + kv, size = chunk_size(), block = block_rows();
     int64_t number = 0;
     for (int64_t from = 0; from < p.keys; from += size, ++number) {
       if (number % splits != owner) continue;
@@ -126,9 +131,9 @@ struct Backward {
       std::fill_n(w.key_level_grad, padded, T(0));
       std::fill_n(w.key_slope_sum, padded, T(0));
       for (int64_t h = kv * p.group; h < (kv + 1) * p.group; ++h)
-        for (int64_t first = turn * kBackwardRows; first < p.length; first += splits * kBackwardRows) {
-          if (p.last_key(std::min(p.length, first + kBackwardRows) - 1) <= from) continue;
-          rows(b, h, first, std::min(kBackwardRows, p.length - first), from, n, keys, any_bad ? bad : nullptr,
+        for (int64_t first = turn * block; first < p.length; first += splits * block) {
+          if (p.last_key(std::min(p.length, first + block) - 1) <= from) continue;
+          rows(b, h, first, std::min(block, p.length - first), from, n, keys, any_bad ? bad : nullptr,
                tokens.centre(head), owner, w);
         }
       // The part of the keys' gradients that is a sum of slopes: dK = slopes^T Q - a_k sum(slopes), and the levels.
