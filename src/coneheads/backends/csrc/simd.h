@@ -33,16 +33,21 @@ template <>
 struct Simd<float> {
   typedef float V __attribute__((vector_size(kVectorBytes)));
   typedef int32_t I __attribute__((vector_size(kVectorBytes)));
+  typedef uint32_t U __attribute__((vector_size(kVectorBytes)));
 };
 template <>
 struct Simd<double> {
   typedef double V __attribute__((vector_size(kVectorBytes)));
   typedef int64_t I __attribute__((vector_size(kVectorBytes)));
+  typedef uint64_t U __attribute__((vector_size(kVectorBytes)));
 };
 template <class T>
 using Vec = typename Simd<T>::V;
 template <class T>
 using Int = typename Simd<T>::I;
+/// for the bits of numbers, where lanes that do not count may overflow
+template <class T>
+using Bits = typename Simd<T>::U;
 /// the lanes of a vector
 template <class T>
 inline constexpr int kLanes = kVectorBytes / sizeof(T);
@@ -276,7 +281,7 @@ CONE_INLINE void exp_parts(Vec<T> x, Vec<T>& power, Vec<T>& rest) {
   Vec<T> n = shifted - C::kRound;
   Vec<T> r = x - n * C::kLn2High;
   r = r - n * C::kLn2Low;
-  power = (Vec<T>)(((Int<T>)shifted << C::kMantissa) + (Int<T>)splat<T>(T(1)));
+  power = (Vec<T>)(((Bits<T>)shifted << C::kMantissa) + (Bits<T>)splat<T>(T(1)));
   rest = (r * r) * horner<T>(C::kExp, r) + r;
 }
 /// exp(x) for x up to 88 (float) or 709 (double); 0 below the smallest normal number, -inf included
@@ -297,7 +302,7 @@ CONE_INLINE Vec<T> vexp_weight(Vec<T> x) {
   Vec<T> r = x - (shifted - C::kRound) * T(0.69314718055994530942);
   Vec<T> p = (horner<T>(C::kExp, r) * r + T(1)) * r + T(1);
   // n goes straight into the exponent.
-  return keep_where<T>(normal, (Vec<T>)((Int<T>)p + ((Int<T>)shifted << C::kMantissa)));
+  return keep_where<T>(normal, (Vec<T>)((Bits<T>)p + ((Bits<T>)shifted << C::kMantissa)));
 }
 /// exp(x) - 1 for 0 <= x <= 88 (float) or 709 (double), without cancellation
 template <class T>
@@ -311,11 +316,11 @@ template <class T, bool kPlusOne>
 CONE_INLINE Vec<T> log_of(Vec<T> x) {
   using C = Constants<T>;
   Vec<T> w = kPlusOne ? x + T(1) : x;
-  Int<T> bits = (Int<T>)w;
+  const Bits<T> bits = (Bits<T>)w;
   // w = m 2^n with m in [sqrt(1/2), sqrt(2)), and log(m) = 2 atanh(s), s = (m - 1) / (m + 1).
-  const Int<T> offset = (Int<T>)splat<T>(T(1)) - (Int<T>)splat<T>(T(0.70710678118654752));
-  Int<T> exponent = ((bits + offset) >> C::kMantissa) - C::kBias;
-  Vec<T> m = (Vec<T>)(bits - (exponent << C::kMantissa));
+  const Bits<T> offset = (Bits<T>)splat<T>(T(1)) - (Bits<T>)splat<T>(T(0.70710678118654752));
+  const Int<T> exponent = (Int<T>)(((bits + offset) >> C::kMantissa) - C::kBias);
+  Vec<T> m = (Vec<T>)(bits - ((Bits<T>)exponent << C::kMantissa));
   Vec<T> n = __builtin_convertvector(exponent, Vec<T>), over = m - T(1);
   if constexpr (kPlusOne) over = select<T>(exponent == 0, x, over);  // x itself, before the 1 took its digits
   Vec<T> s = over * vinverse<T>(over + T(2));
