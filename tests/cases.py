@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from coneheads.scores import BY_NAME
 # What this machine has: without a C++ compiler there is no "cpp", and the rest passes without it.
 BACKEND_NAMES = [backend.name for backend in BACKENDS if backend.available()]
 SCORE_NAMES = list(BY_NAME)
+needs_compiler = pytest.mark.skipif("cpp" not in BACKEND_NAMES, reason="torch's own compiler needs a C++ compiler too")
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 DTYPE_IDS = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
 

@@ -5,7 +5,7 @@ import torch
 from torch.export import Dim
 
 import coneheads
-from tests.cases import BACKEND_NAMES, SCORE_NAMES
+from tests.cases import BACKEND_NAMES, SCORE_NAMES, needs_compiler
 
 BACKENDS = ["auto", *coneheads.available_backends()]
 
@@ -74,6 +74,7 @@ def test_compile_compiles_once_for_all_sizes(backend):
     assert len(graphs) == 1
 
 
+@needs_compiler
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
 def test_compile_with_inductor(backend):

@@ -6,7 +6,7 @@ import torch
 import coneheads
 from coneheads.lab.speed import formulations
 from coneheads.scores import resolve
-from tests.cases import SCORE_NAMES
+from tests.cases import SCORE_NAMES, needs_compiler
 
 COMPILED = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # inductor's own
 SETTINGS = {
@@ -68,6 +68,7 @@ def check_compiled(name, score, causal=False):
         torch.testing.assert_close(compute(query, key, value, resolve(score), causal), truth, rtol=1e-4, atol=1e-4)
 
 
+@needs_compiler
 @COMPILED
 @pytest.mark.parametrize("name", ["compiled", "flex"])
 def test_compiled_formulations_agree_with_the_reference(name):
