@@ -3,6 +3,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <optional>
+
 #include "backward.h"
 #include "forward.h"
 

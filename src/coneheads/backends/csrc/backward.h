@@ -11,7 +11,8 @@
 // modulo the number of tasks to a head. So no two threads add to the same place, and the order of all sums is fixed.
 #pragma once
 
-#include "problem.h"
+#include "points.h"
+#include "softmax.h"
 
 namespace coneheads {
 

@@ -4,7 +4,8 @@
 // stay in the second while the strips of a task pass over it.
 #pragma once
 
-#include "problem.h"
+#include "points.h"
+#include "softmax.h"
 
 namespace coneheads {
 

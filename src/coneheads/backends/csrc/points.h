@@ -1,0 +1,247 @@
+// The tokens of a head as points, and packed as the products read them.
+#pragma once
+
+#include "memory.h"
+#include "problem.h"
+
+namespace coneheads {
+
+/// Whether a row holds NaN or inf.
+template <class T>
+bool is_bad(const T* row, int64_t n) {
+  T test = 0;
+  int64_t i = 0;
+  Vec<T> tests = {};
+  for (; i + kLanes<T> <= n; i += kLanes<T>) tests += load<T>(row + i) * T(0);
+  for (; i < n; ++i) test += row[i] * T(0);
+  return !(test + sum<T>(tests) == T(0));
+}
+
+/// The position of a row of features: saturated, scaled, saturated again.
+template <class T>
+CONE_INLINE void positions(const Lifter<T>& lifter, const T* f, int64_t n, T scale, T* to) {
+  const T limit = lifter.feature_limit(), most = T(kPositionLimit);
+  auto clamp = [](Vec<T> x, T bound) { return vmin<T>(vmax<T>(x, splat<T>(-bound)), splat<T>(bound)); };
+  int64_t i = 0;
+  if (lifter.is_direction()) {
+    for (; i + kLanes<T> <= n; i += kLanes<T>) store<T>(to + i, clamp(load<T>(f + i), limit) / scale);
+    for (; i < n; ++i) to[i] = std::clamp(f[i], -limit, limit) / scale;
+  } else {
+    for (; i + kLanes<T> <= n; i += kLanes<T>)
+      store<T>(to + i, clamp(clamp(load<T>(f + i), limit) * scale, most));
+    for (; i < n; ++i) to[i] = std::clamp(std::clamp(f[i], -limit, limit) * scale, -most, most);
+  }
+}
+template <class T>
+CONE_INLINE T square_norm(const T* x, int64_t n) {
+  Vec<T> total = {};
+  T rest = 0;
+  int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) {
+    Vec<T> v = load<T>(x + i);
+    total += v * v;
+  }
+  for (; i < n; ++i) rest += x[i] * x[i];
+  return sum<T>(total) + rest;
+}
+
+/// scale, level and aux of tokens [from, to) of a head. A bad row counts as zeros, and is marked.
+template <class T>
+struct Tokens {
+  T *scale, *level, *aux;
+  uint8_t* bad;
+
+  void make(const Problem<T>& p, const View& features, int64_t b, int64_t h, const MadeScore& made, int64_t from,
+            int64_t to, T* spare) const {
+    constexpr int64_t kBlock = 64;
+    T last[kBlock], norm_sq[kBlock], scales[kBlock], levels[kBlock], auxs[kBlock];
+    for (int64_t start = from; start < to; start += kBlock) {
+      const int64_t n = std::min(kBlock, to - start);
+      for (int64_t i = 0; i < kBlock; ++i) last[i] = norm_sq[i] = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const T* f = features.row<T>(b, h, start + i, spare);
+        bad[start - from + i] = is_bad<T>(f, p.features);
+        if (bad[start - from + i]) continue;
+        last[i] = f[p.features - 1];
+        if (p.lifter.is_direction()) {
+          positions<T>(p.lifter, f, p.coordinates, T(1), spare + p.features);
+          norm_sq[i] = square_norm<T>(spare + p.features, p.coordinates);
+        }
+      }
+      p.lifter.lift(round_up<int64_t>(n, kLanes<T>), last, norm_sq, scales, levels);
+      p.score.aux(made.bytes, n, levels, auxs);
+      std::copy(scales, scales + n, scale + (start - from));
+      std::copy(levels, levels + n, level + (start - from));
+      std::copy(auxs, auxs + n, aux + (start - from));
+    }
+  }
+};
+
+/// The position of row i of a head, relative to `centre` (null: 0), into `to`. A bad row is 0 before centring.
+template <class T>
+void point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int64_t i, T scale, bool bad,
+           const T* centre, T* spare, T* to) {
+  if (bad) {
+    std::fill(to, to + p.coordinates, T(0));
+  } else {
+    positions<T>(p.lifter, features.row<T>(b, h, i, spare), p.coordinates, scale, to);
+  }
+  if (!centre) return;
+  int64_t j = 0;
+  for (; j + kLanes<T> <= p.coordinates; j += kLanes<T>) store<T>(to + j, load<T>(to + j) - load<T>(centre + j));
+  for (; j < p.coordinates; ++j) to[j] -= centre[j];
+}
+
+/// The keys of all key heads as points: tokens, and the centre of each head.
+///
+/// Distances do not change under translation, but |a|^2 + |b|^2 - 2ab loses digits when all points are far from the
+/// origin. So a coordinate is taken relative to the mean of the keys where that is larger than their spread; elsewhere
+/// not, so that the differences of near points stay exact.
+template <class T>
+struct KeyTokens {
+  int64_t padded;
+  Buffer<T> numbers, centres;
+  Buffer<uint8_t> bad;
+  std::vector<uint8_t> any_bad;
+
+  explicit KeyTokens(const Problem<T>& p)
+      : padded(round_up<int64_t>(p.keys, kPanel<T>)),
+        numbers(p.batch * p.kv_heads * 4 * padded),
+        centres(p.batch * p.kv_heads * p.coordinates),
+        bad(p.batch * p.kv_heads * padded),
+        any_bad(size_t(p.batch * p.kv_heads)) {}
+  T* scale(int64_t head) const { return numbers.get() + head * 4 * padded; }
+  T* level(int64_t head) const { return scale(head) + padded; }
+  T* aux(int64_t head) const { return scale(head) + 2 * padded; }
+  T* sq(int64_t head) const { return scale(head) + 3 * padded; }
+  T* centre(int64_t head) const { return centres.get() + head * coordinates_; }
+  uint8_t* marks(int64_t head) const { return bad.get() + head * padded; }
+
+  void make(const Problem<T>& p, int64_t b, int64_t h) {
+    coordinates_ = p.coordinates;
+    const int64_t head = b * p.kv_heads + h, d = p.coordinates;
+    std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>)), first(size_t(d + kLanes<T>)),
+        second(size_t(d + kLanes<T>)), x(size_t(d + kLanes<T>));
+    std::fill(scale(head), scale(head) + 4 * padded, T(0));
+    std::fill(marks(head), marks(head) + padded, uint8_t(0));
+    Tokens<T>{scale(head), level(head), aux(head), marks(head)}.make(p, p.k, b, h, p.made(b, h * p.group), 0, p.keys,
+                                                                     spare.data());
+    // What pads the keys has weight 0, and must not make NaN of it.
+    if (p.keys > 0) {
+      std::fill(level(head) + p.keys, level(head) + padded, level(head)[0]);
+      std::fill(aux(head) + p.keys, aux(head) + padded, aux(head)[0]);
+    }
+    T* c = centre(head);
+    std::fill(c, c + d, T(0));
+    if (p.score.product || d <= kFewCoordinates) return;
+    for (int64_t i = 0; i < p.keys; ++i) {
+      point<T>(p, p.k, b, h, i, scale(head)[i], marks(head)[i], nullptr, spare.data(), x.data());
+      for (int64_t j = 0; j < d; j += kLanes<T>) {
+        const Vec<T> v = load<T>(x.data() + j);
+        store<T>(first.data() + j, load<T>(first.data() + j) + v);
+        store<T>(second.data() + j, load<T>(second.data() + j) + v * v);
+      }
+    }
+    for (int64_t j = 0; j < d; ++j) {
+      const T mean = first[j] / T(p.keys), mean_sq = mean * mean;
+      if (mean_sq > second[j] / T(p.keys) - mean_sq) c[j] = mean;
+    }
+  }
+
+ private:
+  int64_t coordinates_ = 0;
+};
+
+/// A block of keys, packed: n rows from `from`, padded with zeros to whole panels.
+///   transposed [panel][coordinate][kPanel], for the scores; rows [column panel][key][kPanel], for dQ; sq: |a|^2
+template <class T>
+void pack_keys(const Problem<T>& p, const KeyTokens<T>& tokens, int64_t b, int64_t h, int64_t from, int64_t n,
+               T* transposed, T* rows, int64_t rows_panel, T* sq) {
+  const int64_t head = b * p.kv_heads + h, d = p.coordinates, wide = round_up<int64_t>(p.features, kPanel<T>);
+  constexpr int64_t lanes = kLanes<T>;
+  std::vector<T> spare(size_t(2 * p.features + 2 * lanes)), block(size_t(lanes * wide));
+  for (int64_t start = 0; start < round_up<int64_t>(n, kPanel<T>); start += lanes) {
+    std::fill(block.begin(), block.end(), T(0));
+    for (int64_t i = 0; i < lanes && start + i < n; ++i) {
+      T* to = block.data() + i * wide;
+      const int64_t key = from + start + i;
+      point<T>(p, p.k, b, h, key, tokens.scale(head)[key], tokens.marks(head)[key], tokens.centre(head), spare.data(),
+               to);
+      if (sq) sq[start + i] = square_norm<T>(to, d);
+      if (rows)
+        for (int64_t j = 0; j < wide; j += kPanel<T>)
+          std::copy(to + j, to + j + kPanel<T>, rows + j / kPanel<T> * rows_panel + (start + i) * kPanel<T>);
+    }
+    T* panel = transposed + start / kPanel<T> * (kPanel<T> * d) + start % kPanel<T>;
+    for (int64_t j = 0; j < d; j += lanes) {
+      Vec<T> square[kLanes<T>];
+      for (int64_t i = 0; i < lanes; ++i) square[i] = load<T>(block.data() + i * wide + j);
+      transpose<T>(square);
+      for (int64_t i = 0; i < lanes && j + i < d; ++i) store<T>(panel + (j + i) * kPanel<T>, square[i]);
+    }
+    if (rows)
+      for (int64_t i = std::max<int64_t>(0, n - start); i < lanes; ++i)
+        for (int64_t j = 0; j < wide; j += kPanel<T>)
+          std::fill_n(rows + j / kPanel<T> * rows_panel + (start + i) * kPanel<T>, kPanel<T>, T(0));
+  }
+}
+
+/// Values of keys [from, from + n): rows in column panels [panel][key][kPanel], bad rows as zeros and marked.
+template <class T>
+bool pack_values(const Problem<T>& p, int64_t b, int64_t h, int64_t from, int64_t n, T* panels, int64_t panel,
+                 uint8_t* bad) {
+  const int64_t wide = round_up<int64_t>(p.values, kPanel<T>);
+  std::vector<T> spare(size_t(wide), T(0));
+  bool found = false;
+  for (int64_t i = 0; i < n; ++i) {
+    const T* row = p.v.template row<T>(b, h, from + i, spare.data());
+    const bool here = is_bad<T>(row, p.values);
+    bad[i] |= here;
+    found |= bad[i];
+    for (int64_t j = 0; j < wide; j += kPanel<T>) {
+      T* to = panels + j / kPanel<T> * panel + i * kPanel<T>;
+      const int64_t count = std::min<int64_t>(kPanel<T>, p.values - j);
+      if (here) {
+        std::fill_n(to, kPanel<T>, T(0));
+      } else if (count == kPanel<T>) {
+        for (int64_t c = 0; c < kPanel<T>; c += kLanes<T>) store<T>(to + c, load<T>(row + j + c));
+      } else {
+        std::copy(row + j, row + j + count, to);
+        std::fill(to + count, to + kPanel<T>, T(0));
+      }
+    }
+  }
+  for (int64_t i = n; i < round_up<int64_t>(n, kPanel<T>); ++i)
+    for (int64_t j = 0; j < wide; j += kPanel<T>)
+      std::fill_n(panels + j / kPanel<T> * panel + i * kPanel<T>, kPanel<T>, T(0));
+  return found;
+}
+
+/// Values transposed, in panels [panel][value][kPanel keys], for dO V^T.
+template <class T>
+void pack_values_transposed(const Problem<T>& p, int64_t b, int64_t h, int64_t from, int64_t n, const uint8_t* bad,
+                            T* transposed) {
+  constexpr int64_t lanes = kLanes<T>;
+  const int64_t wide = round_up<int64_t>(p.values, kLanes<T>);
+  std::vector<T> spare(size_t(p.values)), block(size_t(lanes * wide), T(0));
+  for (int64_t start = 0; start < round_up<int64_t>(n, kPanel<T>); start += lanes) {
+    for (int64_t i = 0; i < lanes; ++i) {
+      T* to = block.data() + i * wide;
+      if (start + i < n && !bad[start + i]) {
+        const T* row = p.v.template row<T>(b, h, from + start + i, spare.data());
+        std::copy(row, row + p.values, to);
+      } else {
+        std::fill(to, to + p.values, T(0));
+      }
+    }
+    T* panel = transposed + start / kPanel<T> * (kPanel<T> * p.values) + start % kPanel<T>;
+    for (int64_t j = 0; j < p.values; j += lanes) {
+      Vec<T> square[kLanes<T>];
+      for (int64_t i = 0; i < lanes; ++i) square[i] = load<T>(block.data() + i * wide + j);
+      transpose<T>(square);
+      for (int64_t i = 0; i < lanes && j + i < p.values; ++i) store<T>(panel + (j + i) * kPanel<T>, square[i]);
+    }
+  }
+}
+
+}  // namespace coneheads
