@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from coneheads.lab import bench, cli, machine
-from coneheads.lab.config import BenchConfig, WrongUse
+from coneheads.lab.commands import BenchConfig
+from coneheads.lab.config import WrongUse
 from coneheads.lab.speed import candidates, parity, results
 from coneheads.lab.speed.runs import Result, Run
 from tests.lab.programs import TINY

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from coneheads.lab import cli
-from coneheads.lab.config import SCORES, BenchConfig
+from coneheads.lab.commands import BenchConfig
+from coneheads.lab.config import SCORES
 from coneheads.scores import BY_NAME
 from tests.lab.programs import TINY, command, coneheads
 

@@ -13,7 +13,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from coneheads.lab import machine
-from coneheads.lab.config import BenchConfig
+from coneheads.lab.commands import BenchConfig
 from coneheads.lab.speed import formulations, memory, parity, targets, timing
 from coneheads.lab.speed.candidates import Candidate, call_of, candidates, chosen, fastest_backend
 from coneheads.lab.speed.results import Row, Writer

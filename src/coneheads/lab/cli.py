@@ -15,7 +15,8 @@ import typing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coneheads._version import __version__
-from coneheads.lab.config import BenchConfig, Config, Failed, InfoConfig, WrongUse, nearest
+from coneheads.lab.commands import BenchConfig, InfoConfig
+from coneheads.lab.config import Config, Failed, WrongUse, nearest
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

@@ -12,7 +12,7 @@ import torch
 from coneheads.backends import BACKENDS, Backend, build
 from coneheads.functional import available_backends
 from coneheads.lab import machine
-from coneheads.lab.config import InfoConfig
+from coneheads.lab.commands import InfoConfig
 
 Facts = dict[str, Any]
 

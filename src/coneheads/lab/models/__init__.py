@@ -1,0 +1,1 @@
+"""The networks of the lab, with a score that can be chosen."""
