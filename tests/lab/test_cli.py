@@ -1,29 +1,36 @@
 """The command line: help without torch, wrong use with a guess, config files, exit codes, Ctrl-C."""
 
 import csv
-import dataclasses
+import errno
 import importlib
+import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from coneheads.lab import cli
-from coneheads.lab.commands import BenchConfig
-from coneheads.lab.config import SCORES
+from coneheads.lab import cli, info
+from coneheads.lab.config import SCORES, choices, flags
 from coneheads.scores import BY_NAME
 from tests.lab.programs import TINY, command, coneheads
+
+# the commands, and those that have a task once with each
+CALLS = [
+    [name, *choice]
+    for name, command_ in cli.COMMANDS.items()
+    for choice in ([["--task", task] for task in choices(command_.config).get("task", ())] or [[]])
+]
+# these files read flags and do nothing with them
+READERS = ("test_flags.py", "test_config.py")
 
 
 def run(capsys, *arguments):
     """Exit code, what was printed and what was complained about."""
-    try:
-        code = cli.main(list(arguments))
-    except SystemExit as ended:  # jsonargparse ends the program after --help and --print_config
-        code = ended.code
-    return code, *capsys.readouterr()
+    return cli.main(list(arguments)), *capsys.readouterr()
 
 
 def test_without_a_command_every_command_is_listed(capsys):
@@ -39,12 +46,12 @@ def test_help_of_every_command_lists_its_flags(capsys):
     for name, command_ in cli.COMMANDS.items():
         code, out, _ = run(capsys, name, "--help")
         assert code == 0
-        for field in dataclasses.fields(command_.config):
-            assert f"--{field.name}" in out
-            assert field.metadata["help"].split()[0] in out
+        for flag in flags(command_.config).values():
+            assert f"--{flag.spelled}" in out
+            assert flag.help.split()[0] in out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["info", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([*call, "--help"] for call in CALLS)])
 def test_help_answers_in_less_than_a_second(arguments):
     start = time.perf_counter()
     assert coneheads(*arguments).returncode == 0
@@ -52,8 +59,23 @@ def test_help_answers_in_less_than_a_second(arguments):
 
 
 def test_reading_flags_imports_no_torch():
-    code = "from coneheads.lab import cli; cli.parse('bench', []); import sys; assert 'torch' not in sys.modules"
+    reading = "".join(f"assert cli.parse({name!r}, {rest!r})\n" for name, *rest in CALLS)
+    code = f"from coneheads.lab import cli\n{reading}import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_flag_is_used_by_a_test_that_runs_its_command():
+    tests = Path(__file__).parents[1]
+    text = "".join(file.read_text() for file in tests.rglob("*.py") if file.name not in READERS)
+    used = {word.replace("-", "_").removeprefix("no_") for word in re.findall(r"--([\w-]+(?:\.[\w-]+)?)", text)}
+    used |= {f"-{letter}" for letter in re.findall(r"[\"' ]-(\w)[\"' ]", text)}
+    known = {
+        flag
+        for name, *choice in CALLS
+        for flag in flags(cli.COMMANDS[name].config, {"task": choice[1]} if choice else {}).values()
+    }
+    unused = sorted({flag.spelled for flag in known if not {flag.spelled, f"-{flag.short}"} & used})
+    assert not unused, f"no test uses {', '.join(f'--{flag}' for flag in unused)}"
 
 
 def test_version(capsys):
@@ -73,6 +95,7 @@ def test_version(capsys):
         (["bench", "--candidates", "chunkd"], "chunked"),
         (["bench", "--dtype=float23"], "float32"),
         (["info", "--jsn"], "--json"),
+        (["lst"], "list"),
     ],
 )
 def test_a_mistyped_word_gets_the_nearest_guess(capsys, arguments, guess):
@@ -104,32 +127,6 @@ def test_wrong_use_is_told_in_one_sentence_and_exits_with_2(capsys, arguments, p
     assert complaint.splitlines()[-1] == "See coneheads bench --help"
 
 
-def test_flags_config_files_and_overrides_make_one_config(tmp_path):
-    file = tmp_path / "bench.yaml"
-    file.write_text("lengths: [8, 16]\nseconds: 0.5\ncausal: true\nscores: [umbral]\n")
-    config = cli.parse("bench", ["--config", str(file), "--seconds", "3", "--no-causal", "--passes=forward"])
-    expected = BenchConfig(lengths=(8, 16), scores=("umbral",), seconds=3.0, causal=False, passes=("forward",))
-    assert config == expected
-    for written in (["--lengths", "8", "16"], ["--lengths", "8,16"], ["--lengths=[8, 16]"], ["--lengths=8", "16"]):
-        assert cli.parse("bench", written) == BenchConfig(lengths=(8, 16))
-    assert cli.parse("bench", ["--value-size", "3"]).value_size == 3
-
-
-def test_a_mistyped_key_of_a_config_file_gets_the_nearest_guess(capsys, tmp_path):
-    file = tmp_path / "bench.yaml"
-    file.write_text("secnds: 1\n")
-    code, _, complaint = run(capsys, "bench", "--config", str(file))
-    assert code == 2
-    assert "'secnds', which is no flag; did you mean 'seconds'?" in complaint
-
-
-def test_printed_config_is_a_config_file(capsys, tmp_path):
-    _, out, _ = run(capsys, "bench", "--lengths", "8,16", "--no_memory", "--print_config")
-    file = tmp_path / "bench.yaml"
-    file.write_text(out)
-    assert cli.parse("bench", ["--config", str(file)]) == BenchConfig(lengths=(8, 16), memory=False)
-
-
 def test_configs_know_the_scores_that_there_are():
     assert set(SCORES) == set(BY_NAME)
 
@@ -137,7 +134,7 @@ def test_configs_know_the_scores_that_there_are():
 @pytest.mark.parametrize(
     ("package", "users"),
     [
-        ("jsonargparse", []),
+        ("jsonargparse", ["coneheads.lab.flags"]),
         ("rich", ["coneheads.lab.speed.screen", "coneheads.lab.bench"]),
         ("matplotlib", ["coneheads.lab.speed.plot"]),
     ],
@@ -156,6 +153,18 @@ def test_a_missing_extra_is_told_in_one_sentence_before_anything_is_measured(
     assert code == 1
     assert complaint == f"coneheads: this needs {package}, which is not installed: pip install 'coneheads[lab]'\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_flags_of_bench_decide_what_is_measured(capsys, tmp_path):
+    words = "--batch 2 --causal --dtype float64 --passes forward --candidates chunked --compiled_lengths 8 --no_plot"
+    code, _, _ = run(capsys, *TINY, *words.split(), "--no_memory", "--name", "small", "--out", str(tmp_path))
+    assert code == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["small.csv", "small.yaml"]
+    rows = list(csv.DictReader((tmp_path / "small.csv").read_text().splitlines()))
+    assert {row["candidate"] for row in rows} == {"sdpa", "chunked"}
+    assert {(row["B"], row["causal"], row["dtype"], row["pass"]) for row in rows} == {
+        ("2", "True", "float64", "forward")
+    }
 
 
 def test_ctrl_c_ends_with_130_without_a_traceback_and_keeps_the_rows(tmp_path):
@@ -178,6 +187,51 @@ def test_ctrl_c_ends_with_130_without_a_traceback_and_keeps_the_rows(tmp_path):
     assert len(rows) >= 3
     assert all(float(row["median_ms"]) > 0 for row in rows)
     assert f"interrupted: {len(rows)} rows are in {file}" in out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_ends_the_command_quietly(unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        command("train", "--print_config"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 141
+
+
+def failing(monkeypatch, error):
+    """Makes `coneheads info` end with the error."""
+
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(info, "run", fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "no space", "a/b"), "the disk is full: a/b"),
+        (OSError(errno.ENOSPC, "no space"), "the disk is full"),
+        (PermissionError(errno.EACCES, "denied", "a/b"), "permission denied: a/b"),
+        (OSError(errno.EROFS, "read-only", "a/b"), "the disk can only be read: a/b"),
+    ],
+)
+def test_a_disk_that_refuses_is_told_in_one_sentence(capsys, monkeypatch, error, sentence):
+    failing(monkeypatch, error)
+    assert run(capsys, "info") == (1, "", f"coneheads: {sentence}\n")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), ValueError("a bug"), BrokenPipeError("not stdout's")])
+def test_any_other_error_keeps_its_traceback(monkeypatch, error):
+    failing(monkeypatch, error)
+    with pytest.raises(type(error)):
+        cli.main(["info"])
 
 
 def test_python_m_coneheads_is_the_command_and_passes_exit_codes_on():

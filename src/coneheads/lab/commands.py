@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from coneheads.lab.config import DTYPES, SCORES, Config, WrongUse, option, section
+from coneheads.lab.config import from_dict as from_dict  # the way back from a record to a config
 from coneheads.lab.tasks import TASKS
 from coneheads.lab.tasks.options import KinOptions, TaskOptions
 
@@ -19,7 +20,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true")
 class ModelOptions(Config):
     """The model. A value of null is taken from ``start``."""
 
-    score: str = option("penumbral", f"of {', '.join(SCORES)}", choices=SCORES)
+    score: str = option("penumbral", f"one of {', '.join(SCORES)}", choices=SCORES)
     qk_dim: int = option(16, "features of a query or key, per head", least=2)
     heads: int = option(4, "attention heads", least=1)
     width: int = option(64, "features of a token between layers", least=1)
@@ -33,13 +34,16 @@ class ModelOptions(Config):
     radius: float | None = option(None, "of umbral cones, at the start", least=0)
     learn_radius: bool | None = option(None, "learn light_height or radius, one a head")
     height_scale: float | None = option(None, "multiplies the feature that makes the height")
-    readout: str | None = option(None, f"of {', '.join(READOUTS)}", choices=READOUTS)
+    readout: str | None = option(None, f"one of {', '.join(READOUTS)}", choices=READOUTS)
     qk_norm: bool | None = option(None, "normalise queries and keys per head, with a learned scale")
     qk_scale: float | None = option(
         None, "standard deviation of the features of queries and keys at the start", least=0
     )
     height_spread: float | None = option(None, "that of the feature that makes the height, relative to it", least=0)
     height_start: float | None = option(None, "the mean of the feature that makes the height, at the start")
+    embedding_scale: float | None = option(
+        None, "standard deviation of learned embeddings at the start; null: that of the task's model", least=0
+    )
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,12 @@ class TrainOptions(Config):
     accumulate: int = option(1, "parts in which a process takes its share of a batch, to save memory", least=1)
     lr: float = option(3e-3, "the largest learning rate of AdamW", least=0)
     warmup: int = option(50, "steps until the learning rate is largest", least=0)
-    decay: str = option("cosine", f"of {', '.join(DECAYS)}", choices=DECAYS)
+    decay: str = option("cosine", f"one of {', '.join(DECAYS)}", choices=DECAYS)
     final_lr: float = option(0.01, "share of the learning rate that cosine and linear end with", least=0)
     weight_decay: float = option(0.0, "of weight matrices", least=0)
     beta2: float = option(0.99, "of AdamW", least=0)
     clip: float | None = option(1.0, "the largest norm of the gradient; null: any", least=0)
-    precision: str = option("32-true", f"of {', '.join(PRECISIONS)}", choices=PRECISIONS)
+    precision: str = option("32-true", f"one of {', '.join(PRECISIONS)}", choices=PRECISIONS)
     eval_every: int = option(100, "steps between evaluations", least=1)
     save_every: int = option(500, "steps between checkpoints", least=1)
     patience: int | None = option(None, "stop after so many evaluations without a better one; null: never", least=1)
@@ -99,11 +103,11 @@ class CompareConfig(Config):
 
     task: TaskOptions = section(KinOptions, "the task; --task.FLAG sets what it can be told", chosen_from=TASKS)
     scores: tuple[str, ...] = option(
-        ("dot", "laplacian", "penumbral", "umbral"), f"of {', '.join(SCORES)}", choices=SCORES
+        ("dot", "laplacian", "penumbral", "umbral"), f"any of {', '.join(SCORES)}", choices=SCORES
     )
     sizes: tuple[int, ...] = option((3, 4, 8), "of query and key, per head", least=2)
     seeds: tuple[int, ...] = option((0, 1, 2), "one run each", least=0)
-    model: ModelOptions = section(ModelOptions, "the model", leave_out=("score", "qk_dim"))
+    model: ModelOptions = section(ModelOptions, "the model", leave_out={"score": "scores", "qk_dim": "sizes"})
     train: TrainOptions = section(TrainOptions, "the training loop")
     out: str | None = option(None, "folder of the comparison; null: outputs/compare-TASK")
     jobs: int | None = option(None, "runs at a time, each on one thread; null: one a core", least=1)
@@ -145,15 +149,15 @@ class BenchConfig(Config):
     """
 
     preset: str = option("lengths", "what to measure: lengths or targets", choices=("lengths", "targets"))
-    scores: tuple[str, ...] = option(("penumbral",), f"of {', '.join(SCORES)}", choices=SCORES)
+    scores: tuple[str, ...] = option(("penumbral",), f"any of {', '.join(SCORES)}", choices=SCORES)
     lengths: tuple[int, ...] = option((128, 256, 512, 1024), "L, and S: queries and keys", least=1)
     batch: int = option(1, "B", least=1)
     heads: int = option(2, "H", least=1)
     size: int = option(64, "E: features of a query or key", least=2)
     value_size: int = option(64, "Ev: features of a value; SDPA runs with E = Ev = this", least=1)
-    dtype: str = option("float32", f"of {', '.join(DTYPES)}", choices=DTYPES)
+    dtype: str = option("float32", f"one of {', '.join(DTYPES)}", choices=DTYPES)
     causal: bool = option(False, "a query sees the keys up to its own place")
-    passes: tuple[str, ...] = option(("forward", "forward_backward"), f"of {', '.join(PASSES)}", choices=PASSES)
+    passes: tuple[str, ...] = option(("forward", "forward_backward"), f"any of {', '.join(PASSES)}", choices=PASSES)
     candidates: tuple[str, ...] = option(
         (), "of sdpa, authors, plain, compiled, flex and the backends; empty: all but reference. SDPA always runs"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ class RunResult:
     score: str
     size: int
     seed: int
-    value: float  # the headline metric on the test set
+    value: float  # the headline metric on the test set; NaN if the run diverged
     metrics: dict[str, dict[str, float]]  # by split, by name
     parameters: int
     seconds_per_step: float
@@ -52,10 +53,10 @@ def read_run(folder: Path) -> RunResult:
         score=record["config"]["model"]["score"],
         size=record["config"]["model"]["qk_dim"],
         seed=record["config"]["seed"],
-        value=record["metrics"]["test"][headline],
+        value=record["metrics"]["test"][headline] if record["status"] == "done" else math.nan,
         metrics=record["metrics"],
         parameters=record["parameters"],
         seconds_per_step=record["seconds_per_step"],
         curve=[(line["step"], line[headline]) for line in lines if line["split"] == "valid"],
-        telemetry=json.loads((folder / TELEMETRY).read_text()),
+        telemetry=json.loads((folder / TELEMETRY).read_text()) if record["status"] == "done" else {},
     )

@@ -1,4 +1,4 @@
-"""The tasks of the lab: what each is called, what it can be told, and where it lives. No torch: ``--help`` reads this."""
+"""The tasks of the lab: what each is called, what it can be told, where it lives. No torch: ``--help`` reads this."""
 
 from __future__ import annotations
 

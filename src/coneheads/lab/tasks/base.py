@@ -6,11 +6,10 @@ step, and two processes that share a batch see the batch that one process would 
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -101,23 +100,23 @@ class Task(ABC):
         return {"accuracy": (outputs.argmax(-1) == batch.targets).to(batch.weights)}
 
 
-def generator(*stream: int) -> torch.Generator:
-    """A generator of its own for every tuple of numbers, such as (seed, TRAINING, step)."""
-    mixed = 0
-    for number in stream:  # SplitMix64: neighbouring numbers give unrelated seeds
-        mixed = (mixed ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return torch.Generator().manual_seed(mixed & 0x7FFFFFFFFFFFFFFF)
+def mixed(*numbers: int) -> int:
+    """A seed for every tuple of numbers, such as (seed, TRAINING, step); neighbouring numbers give unrelated ones."""
+    state = 0
+    for number in numbers:  # SplitMix64
+        state = ((state ^ number) + 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        state ^= state >> 31
+    return state % 2**63
+
+
+def generator(*numbers: int) -> torch.Generator:
+    """A random stream of its own for every tuple of numbers."""
+    return torch.Generator().manual_seed(mixed(*numbers))
 
 
 def in_parts(batch: Batch, size: int) -> Iterator[Batch]:
     """A batch as batches of at most this size."""
     for start in range(0, len(batch), size):
         yield batch[start : start + size]
-
-
-def record(options: TaskOptions) -> dict[str, Any]:
-    """The options as plain values, with the task's name."""
-    return {"name": options.name, **dataclasses.asdict(options)}

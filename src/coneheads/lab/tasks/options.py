@@ -1,4 +1,4 @@
-"""What each task can be told (``--task.FLAG``), and the recipe it is trained with unless told otherwise. No torch here."""
+"""What each task can be told (``--task.FLAG``), and the recipe it is trained with by default. No torch here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coneheads.lab.config import Config, option
+from coneheads.lab.config import Config, WrongUse, option
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,27 @@ class TreeOptions(TaskOptions):
     name: ClassVar = "tree"
     task_class: ClassVar = "Tree"
     recipe: ClassVar = {}
+    most_leaves: ClassVar = 4096
+
+    objective: str = option(
+        "root", "root (of which tree are the leaves) or leaf (masked leaves)", choices=("root", "leaf")
+    )
+    depth: int = option(4, "levels below the root", least=1)
+    branching: int = option(2, "children of a node", least=2)
+    symbols: int = option(8, "different symbols of a node", least=2)
+    noise: float = option(0.4, "0: a child is a function of its parent; the larger, the less it depends on it", least=0)
+    masked: float = option(0.15, "share of the leaves that is masked, of objective leaf; one at least", least=0)
+    examples: int = option(4096, "examples of the validation set, and of the test set", least=1)
+    seed: int = option(0, "of the grammar, and of the validation and test sets", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.masked > 1:
+            raise WrongUse(f"--task.masked: is a share of the leaves, at most 1; got {self.masked:g}")
+        if self.branching**self.depth > self.most_leaves:
+            raise WrongUse(
+                f"--task.depth: a tree of {self.branching}^{self.depth} leaves is too large; at most {self.most_leaves}"
+            )
 
 
 @dataclass(frozen=True)
@@ -54,3 +75,31 @@ class ListOpsOptions(TaskOptions):
     name: ClassVar = "listops"
     task_class: ClassVar = "ListOps"
     recipe: ClassVar = {}
+
+    min_length: int = option(8, "tokens of the shortest expression", least=4)
+    max_length: int = option(64, "tokens of the longest expression", least=4)
+    max_depth: int = option(5, "levels of the deepest expression, the root and the digits among them", least=2)
+    max_args: int = option(10, "most arguments of an operator; the fewest are 2", least=2)
+    p_operator: float = option(0.25, "probability that a node is an operator", least=0)
+    deep_depth: int = option(8, "levels of the deepest expression of the set `deeper`, all above max_depth", least=3)
+    long_length: int = option(
+        128, "tokens of the longest expression of the set `longer`, all above max_length", least=5
+    )
+    examples_train: int = option(20_000, "expressions of the training set", least=1)
+    examples: int = option(1000, "expressions of each other set", least=1)
+    seed: int = option(0, "of all sets", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_length > self.max_length:
+            raise WrongUse(
+                f"--task.min_length: must be at most --task.max_length ({self.max_length}); got {self.min_length}"
+            )
+        if self.long_length <= self.max_length:
+            raise WrongUse(
+                f"--task.long_length: must exceed --task.max_length ({self.max_length}); got {self.long_length}"
+            )
+        if self.deep_depth <= self.max_depth:
+            raise WrongUse(f"--task.deep_depth: must exceed --task.max_depth ({self.max_depth}); got {self.deep_depth}")
+        if self.p_operator > 1:
+            raise WrongUse(f"--task.p_operator: is a probability, at most 1; got {self.p_operator:g}")

@@ -1,0 +1,40 @@
+"""``coneheads evaluate``: measures a trained model again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lightning_fabric import Fabric
+
+from coneheads.lab.checkpoint import load_run
+from coneheads.lab.commands import EvaluateConfig
+from coneheads.lab.config import check_choice
+from coneheads.lab.progress import Progress
+from coneheads.lab.train import measure
+
+
+def run(config: EvaluateConfig) -> int:
+    trained, task, model = load_run(Path(config.run), config.checkpoint)
+    splits = config.splits or task.splits
+    for split in splits:
+        check_choice("splits", split, task.splits)
+    fabric = Fabric(devices=1, precision=trained.train.precision)
+    model = fabric.setup_module(model)
+    found = {}
+    with Progress(config.quiet, len(splits), trained.task.name, unit="splits") as progress:
+        for split in splits:
+            found[split] = measure(model, task, split, fabric)
+            progress.advance()
+    if config.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(describe(found))
+    return 0
+
+
+def describe(found: dict[str, dict[str, float]]) -> str:
+    """A line a split: its metrics."""
+    lines = [f"{split:8}" + "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
+             for split, metrics in found.items()]  # fmt: skip
+    return "\n".join(lines)
