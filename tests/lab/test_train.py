@@ -235,8 +235,8 @@ def test_every_task_trains_from_the_command_line(tmp_path, task):
     flags = [f"--task.{field.name}={getattr(task, field.name)}" for field in dataclasses.fields(task)]
     done = coneheads(
         "train", "--task", task.name, *flags, "--train.steps=4", "--train.batch=8", "--train.eval_every=2", "--seed=3",
-        "--model.depth=1", "--model.width=16", "--model.heads=2", "--model.feedforward=16", "--threads=1", "--out=run", "-q",
-        cwd=tmp_path,
+        "--model.depth=1", "--model.width=16", "--model.heads=2", "--model.feedforward=16", "--threads=1", "--out=run",
+        "-q", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -20,7 +20,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import yaml
+import yaml  # type: ignore[import-untyped]
 from safetensors import SafetensorError
 from torch import Tensor, nn
 

@@ -42,7 +42,7 @@ def run(config: CompareConfig) -> int:
     console = Console(highlight=False)
     console.print(screen_table(comparison))
     for sentence in findings(comparison):
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, soft_wrap=True, markup=False)
     print(f"report: {report}")
     return 0
 
@@ -76,17 +76,10 @@ def is_finished(job: Job) -> bool:
 def train_missing(config: CompareConfig, jobs: list[Job]) -> None:
     missing = [job for job in jobs if not is_finished(job)]
     workers = config.jobs if config.jobs is not None else available_cores()
-    runs = len(jobs) - len(missing)
     with Progress(config.quiet, len(missing) * config.train.steps, f"{len(missing)} runs") as progress:
-        if runs:
-            progress.say(f"{runs} of {len(jobs)} runs were finished before and are reused")
-
-        def on_run(job: Job) -> None:
-            nonlocal runs
-            runs += 1
-            progress.advance(0, runs=runs)
-
-        train_all(missing, workers, progress.advance, on_run)
+        if len(missing) < len(jobs):
+            progress.say(f"{len(jobs) - len(missing)} of {len(jobs)} runs were finished before and are reused")
+        train_all(missing, workers, progress)
 
 
 def available_cores() -> int:

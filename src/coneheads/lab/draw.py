@@ -24,9 +24,10 @@ from coneheads.scores import Penumbral, Umbral
 Array = NDArray[np.float64]
 # Heights that span more than this factor are drawn on a logarithmic scale.
 WIDE = 30.0
-# Of more tokens than this, no words are written; and the cones of the highest few are drawn.
-MOST_WORDS = 24
-CONES_DRAWN = 5
+# A word is written where no other one is nearer than this, in shares of the picture.
+WORD_WIDTH, WORD_HEIGHT = 0.25, 0.04
+# The shadows of so many of the highest points are drawn.
+SHADOWS = 5
 
 
 def run(config: DrawConfig) -> int:
@@ -97,12 +98,12 @@ def points_panel(title: str, call: Call, found: ConePoints, head: int, example: 
             _shadows(axes, found, head, np.concatenate([q_x, k_x]), torch.cat([q_level, k_level]), low)
         dots = axes.scatter(k_x, k_y, c=received, cmap=maps.COLOURS, vmin=0, vmax=1, s=34, edgecolor=ink, linewidth=0.5)
         axes.scatter(q_x, q_y, marker="D", s=38, facecolor="none", edgecolor=ink, linewidth=1.3)
-        if len(q_x) + len(k_x) <= MOST_WORDS:
-            for x, y, word in [*zip(q_x, q_y, example.queries, strict=True), *zip(k_x, k_y, example.keys, strict=True)]:
-                axes.annotate(word, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6.5)
         if isinstance(found.cone, Penumbral):
             axes.axhline(of_head(found.cone.light_height, head), color=ink, linewidth=0.8, linestyle=":")
         axes.figure.colorbar(dots, ax=axes, fraction=0.05, pad=0.02, label="mean weight of the key")
+        order = (-received).argsort(kind="stable")
+        words = [*example.queries, *(example.keys[place] for place in order)]
+        _write(axes, np.concatenate([q_x, k_x[order]]), np.concatenate([q_y, k_y[order]]), words)
         exact = "position" if q.shape[1] == 1 else f"main direction of {q.shape[1]} coordinates"
         axes.set(xlabel=exact, ylabel="height" if isinstance(found.cone, Penumbral | Umbral) else "level")
 
@@ -127,7 +128,7 @@ def heights(found: ConePoints, level: torch.Tensor, head: int) -> Array:
 
 def _shadows(axes: Axes, found: ConePoints, head: int, x: Array, level: torch.Tensor, low: float) -> None:
     """The boundary of all that lies below the highest points: ``D = level - level of the boundary``."""
-    for place in level.argsort(descending=True, stable=True)[:CONES_DRAWN].tolist():
+    for place in level.argsort(descending=True, stable=True)[:SHADOWS].tolist():
         # evenly in the root of the level, since heights near 0 go with the root of penumbral levels
         boundary = level[place] * torch.linspace(0, 1, 200, dtype=level.dtype).square()
         away = (level[place] - boundary).numpy()
@@ -137,11 +138,28 @@ def _shadows(axes: Axes, found: ConePoints, head: int, x: Array, level: torch.Te
             axes.plot(side, y, color=colour(found.cone.name), linewidth=0.8, alpha=0.7)
 
 
+def _write(axes: Axes, x: Array, y: Array, words: list[str]) -> None:
+    """The words of points beside them, in this order, where there is place for one."""
+    axes.get_xlim(), axes.get_ylim()  # which brings the limits up to date with what was drawn
+    places = (axes.transScale + axes.transLimits).transform(np.stack([x, y], 1))  # as shares of the axes
+    written: list[Array] = []
+    for place, point, word in zip(places, zip(x, y, strict=True), words, strict=True):
+        if all(abs(place[0] - other[0]) > WORD_WIDTH or abs(place[1] - other[1]) > WORD_HEIGHT for other in written):
+            written.append(place)
+            side = 1 if place[0] < 1 - WORD_WIDTH else -1  # inward, at the right edge
+            note = axes.annotate(
+                word, point, xytext=(5 * side, 3), textcoords="offset points", fontsize=7,
+                ha="left" if side > 0 else "right",
+            )  # fmt: skip
+            note.set_in_layout(False)
+
+
 def _scale(axes: Axes, y: Array) -> float:
     """A logarithmic axis where heights differ much; returns where the picture ends below."""
     positive = y[y > 0]
     if len(positive) == len(y) and y.max() > WIDE * y.min():
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
         low = float(y.min()) / 2
         axes.set_ylim(low, float(y.max()) * 2)
         return low

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 from lightning_fabric import Fabric
 
@@ -19,7 +20,7 @@ def run(config: EvaluateConfig) -> int:
     splits = config.splits or task.splits
     for split in splits:
         check_choice("splits", split, task.splits)
-    fabric = Fabric(devices=1, precision=trained.train.precision)
+    fabric = Fabric(devices=1, precision=cast(Any, trained.train.precision))
     model = fabric.setup_module(model)
     found = {}
     with Progress(config.quiet, len(splits), trained.task.name, unit="splits") as progress:

@@ -98,6 +98,12 @@ class Progress:
             self._shown, self._done_shown = now, self.done
             self._line()
 
+    def skip(self, n: int) -> None:
+        """Counts n units that were done before: they say nothing about the speed."""
+        self.done += n
+        self._done_shown += n
+        self._samples = deque((when, done + n) for when, done in self._samples)
+
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
         if not self.quiet:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
+import yaml  # type: ignore[import-untyped]
 from torch import nn
 
 from coneheads.lab import machine, telemetry

@@ -104,14 +104,14 @@ def listening(model: nn.Module) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def listener(name: str) -> Any:
-        def hear(module: LearnedScore, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note(module: LearnedScore, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
             query, key, mask = given["query"].detach(), given["key"].detach(), given.get("attn_mask")
             shape = (*query.shape[:-1], key.shape[-2])
             visible = (torch.ones((), dtype=torch.bool, device=query.device) if mask is None else mask).expand(shape)
             calls.append(Call(name, query, key, visible, module.score()))
 
-        return hear
+        return note
 
     handles = [
         module.register_forward_pre_hook(listener(name), with_kwargs=True)

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -28,8 +28,7 @@ from coneheads.lab.progress import Progress
 from coneheads.lab.tasks.base import Batch, Task, mixed
 
 Metrics = dict[str, float]
-#: told after every step: how many were made, and numbers worth showing
-OnStep = Callable[[int, Metrics], None]
+OnStep = Callable[[Metrics], None]
 EVALUATED_AT_ONCE = 1024
 
 
@@ -43,7 +42,7 @@ def run(config: TrainConfig) -> int:
         progress.say(
             f"{trainer.parameters:,} parameters; {config.model.score}, size {config.model.qk_dim}; run in {folder}"
         )
-        done = trainer.fit(lambda steps, numbers: progress.advance(steps, **numbers))
+        done = trainer.fit(lambda numbers: progress.advance(1, **numbers), progress.skip)
     if trainer.fabric.global_rank == 0:
         for split, metrics in done["metrics"].items():
             print(f"{split:8}" + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
@@ -81,7 +80,7 @@ class Trainer:
         model = self.task.model(config.model)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model = self.fabric.setup_module(model)
-        self.optimizer = self.fabric.setup_optimizers(_optimizer(model, config.train))
+        self.optimizer: Any = self.fabric.setup_optimizers(_optimizer(model, config.train))
         self.at = Progressed()
         self.checkpoints = Checkpoints.of(folder)
         parts = self.fabric.world_size * self.options.accumulate
@@ -95,37 +94,40 @@ class Trainer:
         """One process of all writes."""
         return bool(self.fabric.global_rank == 0)
 
-    def fit(self, on_step: OnStep = lambda steps, numbers: None) -> dict[str, Any]:
-        """Trains to the end, measures the best model, and returns the record of the run."""
+    def fit(
+        self, on_step: OnStep = lambda numbers: None, on_skip: Callable[[int], None] = lambda steps: None
+    ) -> dict[str, Any]:
+        """Trains to the end, measures the best model, and returns the record of the run.
+
+        on_step: told the latest numbers after every step. on_skip: told how many steps were made before, or are left
+        out at the end because the run stops early.
+        """
         with record.opened(self.folder, self.config, writes=self.writes) as log:
             if log.finished is not None:
-                on_step(self.options.steps, {})
+                on_skip(self.options.steps)
                 return log.finished
             self._resume(log)
-            on_step(self.at.step, {})
-            for step in range(self.at.step, self.options.steps):
+            on_skip(self.at.step)
+            while self.at.step < self.options.steps and not self._patience_is_over():
                 started = time.perf_counter()
-                loss = self._train_step(step)
-                self.at.step = step + 1
+                loss = self._train_step(self.at.step)
+                self.at.step += 1
                 self.at.seconds += time.perf_counter() - started
-                on_step(1, {"loss": loss})
+                on_step({"loss": loss})
                 if not math.isfinite(loss):
                     raise self._diverged(log, f"the loss is {loss}")
-                last = self.at.step == self.options.steps
-                if last or self.at.step % self.options.eval_every == 0:
-                    metrics = self._evaluate_and_log(log, loss)
-                    on_step(0, {self.task.headline: metrics[self.task.headline]})
-                    if self._patience_is_over():
-                        break
+                if self.at.step == self.options.steps or self.at.step % self.options.eval_every == 0:
+                    self._evaluate(log, loss)
                 elif self.at.step % self.options.save_every == 0:
                     self._save(best=False)
+            on_skip(self.options.steps - self.at.step)
             return self._conclude(log)
 
     def _train_step(self, step: int) -> float:
         """One step of the optimizer on this process's share of the batch; the loss is that of the whole batch."""
         options, fabric = self.options, self.fabric
         self.model.train()
-        torch.manual_seed(mixed(self.config.seed, step, fabric.global_rank))  # for dropout
+        _seed_dropout(mixed(self.config.seed, step, fabric.global_rank), fabric.device)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, options)
         whole = self.task.train_batch(step, options.batch)
@@ -143,12 +145,13 @@ class Trainer:
             fabric.clip_gradients(self.model, self.optimizer, max_norm=options.clip, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(fabric.all_reduce(total, reduce_op="sum")) / weight
+        return float(_summed(fabric, total)) / weight
 
     def _weighted_loss(self, batch: Batch) -> Tensor:
         return (self.task.losses(self.model(**batch.inputs), batch) * batch.weights).sum()
 
-    def _evaluate_and_log(self, log: record.Log, loss: float) -> Metrics:
+    def _evaluate(self, log: record.Log, loss: float) -> None:
+        """Measures on the first split, logs it, and keeps a checkpoint if it is the best so far."""
         metrics = measure(self.model, self.task, self.task.splits[0], self.fabric)
         if not math.isfinite(metrics["loss"]):
             raise self._diverged(log, f"the loss on {self.task.splits[0]} is {metrics['loss']}")
@@ -162,7 +165,6 @@ class Trainer:
         log.metrics(self.at.step, self.task.splits[0], metrics)
         if better or self.at.step % self.options.save_every == 0:
             self._save(best=better)
-        return metrics
 
     def _save(self, *, best: bool) -> None:
         if self.writes:
@@ -227,10 +229,15 @@ def measure(model: nn.Module, task: Task, split: str, fabric: Fabric) -> Metrics
             for name, values in _measured(task, model(**batch.inputs), batch):
                 sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + values.double().sum().cpu()
     names = sorted(sums)
-    totals = fabric.all_reduce(torch.stack([sums[name] for name in names]), reduce_op="sum")
+    totals = _summed(fabric, torch.stack([sums[name] for name in names]))
     found = dict(zip(names, totals.tolist(), strict=True))
     weight = found.pop("weight")
     return {name: value / weight for name, value in found.items()}
+
+
+def _summed(fabric: Fabric, values: Tensor) -> Tensor:
+    """Over all processes."""
+    return cast(Tensor, fabric.all_reduce(values, reduce_op="sum"))
 
 
 def _measured(task: Task, outputs: Tensor, batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -258,19 +265,26 @@ def _optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2))
+    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
 
 
 def _fabric(options: TrainOptions) -> Fabric:
     """One process, or one of those that torchrun started."""
+    precision = cast(Any, options.precision)
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return Fabric(devices=1, precision=options.precision)
-    nodes = int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
-    fabric = Fabric(
-        strategy="ddp", devices=int(os.environ["LOCAL_WORLD_SIZE"]), num_nodes=nodes, precision=options.precision
-    )
+        return Fabric(devices=1, precision=precision)
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    nodes = int(os.environ["WORLD_SIZE"]) // here
+    fabric = Fabric(strategy="ddp", devices=here, num_nodes=nodes, precision=precision)
     fabric.launch()
     return fabric
+
+
+def _seed_dropout(seed: int, device: torch.device) -> None:
+    """Of this device alone: ``torch.manual_seed`` notes every call for each kind of device that is not in use yet."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _plain(model: Any) -> nn.Module:

@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from coneheads.lab.commands import TrainConfig
 from coneheads.lab.config import Failed
+from coneheads.lab.progress import Progress
 
 TELL_EVERY = 0.2  # seconds between two messages about progress
 
@@ -34,15 +35,13 @@ class Worker(NamedTuple):
     line: Connection
 
 
-def train_all(
-    jobs: Sequence[Job], workers: int, on_steps: Callable[[int], None], on_run: Callable[[Job], None]
-) -> None:
-    """Trains every job. on_steps: told how many steps more were made. on_run: told of every job that ended.
+def train_all(jobs: Sequence[Job], workers: int, progress: Progress) -> None:
+    """Trains every job, and shows how many steps were made and how many runs are done.
 
     Raises Failed with the first failure; runs that are under way then stop, and go on from their last checkpoint when
     they are trained again. Ctrl-C does the same.
     """
-    waiting = list(reversed(jobs))
+    waiting, done = list(reversed(jobs)), 0
     busy: dict[Connection, tuple[Worker, Job]] = {}
     team = [_start() for _ in range(min(workers, len(jobs)))]
     try:
@@ -54,11 +53,14 @@ def train_all(
                 worker, job = busy[ready]
                 kind, content = _hear(worker, job)
                 if kind == "steps":
-                    on_steps(content)
+                    progress.advance(content)
+                elif kind == "skipped":
+                    progress.skip(content)
                 elif kind == "failed":
                     raise Failed(f"{job.folder}: {content}")
                 else:
-                    on_run(job)
+                    done += 1
+                    progress.advance(0, runs=done)
                     _give(worker, waiting, busy)
     finally:
         for worker in team:
@@ -107,16 +109,16 @@ def _work(line: Connection) -> None:
         job: Job = line.recv()
         told, steps = time.monotonic(), 0
 
-        def on_step(made: int, _: dict[str, float]) -> None:
+        def on_step(_: dict[str, float]) -> None:
             nonlocal told, steps
-            steps += made
+            steps += 1
             if time.monotonic() - told > TELL_EVERY:
                 line.send(("steps", steps))
                 told, steps = time.monotonic(), 0
 
         try:
             with contextlib.suppress(Diverged):  # its record says so, and that is a result too
-                Trainer(job.config, job.folder).fit(on_step)
+                Trainer(job.config, job.folder).fit(on_step, lambda skipped: line.send(("skipped", skipped)))
         except Exception as error:  # whatever it is, the one who asked has to hear it
             line.send(("failed", str(error) if isinstance(error, Failed) else repr(error)))
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import coneheads
+from coneheads.functional import attention
 from coneheads.lab.commands import ModelOptions
 from coneheads.lab.models.start import Start, resolve
 from coneheads.scores import BY_NAME, Score
@@ -46,7 +46,7 @@ class LearnedScore(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """[B, H, L, E], [B, H, S, E], [B, H, S, Ev] -> [B, H, L, Ev]."""
-        return coneheads.attention(query, key, value, attn_mask, score=self.score())
+        return attention(query, key, value, attn_mask, score=self.score())
 
 
 class QueryKey(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -37,4 +35,4 @@ class KinModel(nn.Module):
         carried = nn.functional.one_hot(values, self.values).to(k).unsqueeze(1)  # [B, 1, N, values]
         share = self.score(q, k, carried.expand(-1, k.shape[1], -1, -1)).squeeze(2).mean(1)
         # so that no answer is ever thought impossible: the loss of a wrong one stays below 14
-        return cast(Tensor, torch.log(share + 1e-6))
+        return torch.log(share + 1e-6)

@@ -16,12 +16,14 @@ from coneheads.lab.results import Comparison, RunResult
 from coneheads.lab.statistics import scores_of
 
 HEADER = ["size", "score", "layer", "entropy", "of equal weights", "common ancestor", "ancestor relation",
-          "level of queries", "level of keys", "learned or set"]  # fmt: skip
+          "level of queries", "level of keys", "parameters of the score"]  # fmt: skip
 SHARES = {
     "relative_entropy": "entropy, of equal weights",
     "common_ancestor": "pairs with a common ancestor",
     "related": "pairs in ancestor relation",
 }
+# fields of scores that the lab does not learn
+FIXED = ("height_scale", "offset")
 # of the quantiles 0, 5, 25, 50, 75, 95, 100 %
 LOW, BOX_LOW, MEDIAN, BOX_HIGH, HIGH = 1, 2, 3, 4, 5
 
@@ -45,9 +47,9 @@ def _cells(heads: list[dict[str, Any]]) -> list[str]:
         _mean_of(heads, "common_ancestor", "{:.0%}"),
         _mean_of(heads, "related", "{:.0%}"),
     ]
-    names = heads[0]["parameters"]
+    names = [name for name in heads[0]["parameters"] if name not in FIXED]
     values = {name: [head["parameters"][name] for head in heads] for name in names}
-    learned = ", ".join(f"{name} {_range(found)}" for name, found in values.items())
+    learned = "; ".join(f"{name} {_range(found)}" for name, found in values.items())
     return [*numbers, _levels(heads, "query_levels"), _levels(heads, "key_levels"), learned or NONE]
 
 

@@ -108,7 +108,7 @@ def svg(panel: Panel) -> str:
 
 def save_png(picture: Picture, path: Path, dpi: int = 130) -> None:
     """All panels of a picture in one file, with its legend below."""
-    columns = min(COLUMNS, len(picture.panels))
+    columns = 2 if len(picture.panels) == 4 else min(COLUMNS, len(picture.panels))
     rows = math.ceil(len(picture.panels) / columns)
     width = columns * max(panel.width for panel in picture.panels)
     height = rows * max(panel.height for panel in picture.panels)

@@ -114,7 +114,9 @@ def _figure(picture: Picture, caption: str, wide: bool = False) -> str:
 def _telemetry(comparison: Comparison, lines: list[list[str]], picture: Picture | None) -> str:
     parts = []
     for size, score, *numbers in lines:
-        rest = "".join(f"<td>{escape(number)}</td>" for number in numbers)
+        rest = (
+            "".join(f"<td>{escape(number)}</td>" for number in numbers[:-1]) + f"<td class=long>{escape(numbers[-1])}"
+        )
         parts.append(f"<tr><td>{escape(size)}</td><td class=left>{_score(score)}</td>{rest}</tr>")
     examples = next(run.telemetry["examples"] for run in comparison.runs if run.telemetry)
     note = (
@@ -127,8 +129,10 @@ def _telemetry(comparison: Comparison, lines: list[list[str]], picture: Picture 
     drawn = ""
     if picture and picture.panels:
         shown = maps.shown_runs(comparison)[0]
-        caption = f"Size {shown.size}. Marks: mean over seeds; dots: seeds. Levels of one seed: bars hold the middle half, "
-        caption += "lines 5 to 95 %; filled: queries, hollow: keys."
+        caption = (
+            f"Size {shown.size}. Marks: mean over seeds; dots: seeds. Levels of seed {shown.seed}: bars hold the "
+            "middle half, lines 5 to 95 %; filled: queries, hollow: keys."
+        )
         drawn = _figure(picture, caption)
     return _grid(cones.HEADER, "".join(parts)) + _note(note) + drawn
 

@@ -19,6 +19,8 @@ DODGE = 0.11
 def size_sweep(comparison: Comparison) -> Picture:
     """The headline metric and the difference to the baseline, at every size."""
     found = summarise(comparison)
+    if not found:
+        return Picture("sizes", [])
     compared = [row for row in found if row.difference is not None]
     height = max(3.2, 1.1 + 0.28 * len(compared))
     panels = [Panel(f"{comparison.headline} against size", lambda axes: _sweep(axes, comparison, found), height=height)]
@@ -97,12 +99,16 @@ def _curves(axes: Axes, comparison: Comparison, runs: list[RunResult]) -> None:
 
 def _bounds(axes: Axes, comparison: Comparison) -> None:
     """Lines at what a guess reaches and at what could be reached."""
-    for value, name, style in ((comparison.optimum, "optimum", "--"), (comparison.chance, "guess", ":")):
+    # Each name stands where curves that rise from a guess to the optimum are not.
+    for value, name, style, side in (
+        (comparison.optimum, "optimum", "--", "left"),
+        (comparison.chance, "guess", ":", "right"),
+    ):
         if value is not None:
             axes.axhline(value, color="#7b7b7b", linewidth=1, linestyle=style)
             axes.annotate(
-                name, (1, value), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
-                ha="right", va="bottom", fontsize=8.5, color="#7b7b7b",
+                name, (0 if side == "left" else 1, value), xycoords=("axes fraction", "data"), ha=side, va="bottom",
+                xytext=(3 if side == "left" else -3, 2), textcoords="offset points", fontsize=8.5, color="#7b7b7b",
             )  # fmt: skip
     axes.grid(axis="y", alpha=0.2)
     axes.margins(y=0.09)

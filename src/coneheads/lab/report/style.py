@@ -26,6 +26,7 @@ tbody td { border-top: 1px solid var(--line); }
 .block th { padding-top: 14px; border-top: 2px solid var(--line); font-weight: 650; }
 tbody tr.block:first-child th { border-top: 0; }
 .chip { display: inline-block; width: 0.75em; height: 0.75em; border-radius: 50%; margin-right: 0.5em; }
+.long { white-space: normal; min-width: 11em; }
 .better { color: var(--better); font-weight: 650; }
 .worse { color: var(--worse); font-weight: 650; }
 .quiet { color: var(--quiet); }

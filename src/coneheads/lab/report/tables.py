@@ -47,8 +47,10 @@ def screen_table(comparison: Comparison) -> Table:
     counts = {row.n for row in found if not row.diverged}
     seeds = f"n = {counts.pop()}" if len(counts) == 1 else "(n)"
     title = f"{comparison.task}: {comparison.headline} on the test set, mean ± standard deviation over seeds"
+    caption = "better or worse: Student's interval, which is wider for few seeds, excludes 0 too"
     # No lines between columns, and a space for padding: so it fits.
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    table.title_justify = table.caption_justify = "left"
     names = ["size", "score", f"{comparison.headline}\n{seeds}", f"to\n{comparison.baseline}", "bootstrap\n95 %"]
     names += ["verdict", "params", "ms a\nstep"] + (["% of\nbest"] if comparison.optimum is not None else [])
     for name in names:

@@ -47,12 +47,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Example:
-    """One example to look at: a batch of one, and a word for every query and key of its attention maps."""
+    """One example to look at: a batch of one, and a word for every query and key of its attention maps.
+
+    answer: the key that holds the answer, if it is one.
+    """
 
     batch: Batch
     queries: list[str]
     keys: list[str]
     caption: str = ""
+    answer: int | None = None
 
 
 class Task(ABC):

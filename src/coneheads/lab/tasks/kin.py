@@ -69,7 +69,7 @@ class Kin(Task):
             f"Query {names[query]}; keys from nearest to farthest kin, with the depth of the common ancestor. "
             "The first key is the answer."
         )
-        return Example(Batch(inputs, batch.targets, batch.weights), [names[query]], words, caption)
+        return Example(Batch(inputs, batch.targets, batch.weights), [names[query]], words, caption, answer=0)
 
     def optimum(self) -> dict[str, float]:
         return {"accuracy": 1.0}
@@ -101,15 +101,20 @@ class Kin(Task):
 
 def _below(bound: Tensor, source: torch.Generator) -> Tensor:
     """A whole number from 0 to below each bound."""
-    return (torch.rand(bound.shape, generator=source, dtype=torch.float64) * bound).long()
+    return _scaled(torch.rand(bound.shape, generator=source, dtype=torch.float64), bound)
+
+
+def _scaled(draws: Tensor, bound: Tensor) -> Tensor:
+    return (draws * bound).long()
 
 
 def _distinct(bound: Tensor, count: int, source: torch.Generator) -> Tensor:
     """[B, count] distinct whole numbers below each of the bounds [B], every set equally likely (Floyd's algorithm)."""
     chosen = torch.full((len(bound), count), -1)
+    draws = torch.rand(count, len(bound), generator=source, dtype=torch.float64)
     for i in range(count):
         largest = bound - count + i
-        drawn = _below(largest + 1, source)
+        drawn = _scaled(draws[i], largest + 1)
         taken = (chosen == drawn.unsqueeze(1)).any(1)
         chosen[:, i] = torch.where(taken, largest, drawn)
     return chosen

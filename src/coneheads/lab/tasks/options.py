@@ -44,16 +44,14 @@ class TreeOptions(TaskOptions):
 
     name: ClassVar = "tree"
     task_class: ClassVar = "Tree"
-    recipe: ClassVar = {}
+    recipe: ClassVar = {"model.depth": 2, "train.steps": 1500, "train.batch": 128, "train.lr": 3e-3}
     most_leaves: ClassVar = 4096
 
-    objective: str = option(
-        "root", "root (of which tree are the leaves) or leaf (masked leaves)", choices=("root", "leaf")
-    )
+    objective: str = option("root", "what to find: root, or leaf (those that are masked)", choices=("root", "leaf"))
     depth: int = option(4, "levels below the root", least=1)
     branching: int = option(2, "children of a node", least=2)
     symbols: int = option(8, "different symbols of a node", least=2)
-    noise: float = option(0.4, "0: a child is a function of its parent; the larger, the less it depends on it", least=0)
+    noise: float = option(0.3, "0: a child is a function of its parent; the larger, the less it depends on it", least=0)
     masked: float = option(0.15, "share of the leaves that is masked, of objective leaf; one at least", least=0)
     examples: int = option(4096, "examples of the validation set, and of the test set", least=1)
     seed: int = option(0, "of the grammar, and of the validation and test sets", least=0)
@@ -74,7 +72,7 @@ class ListOpsOptions(TaskOptions):
 
     name: ClassVar = "listops"
     task_class: ClassVar = "ListOps"
-    recipe: ClassVar = {}
+    recipe: ClassVar = {"model.depth": 2, "train.steps": 1500, "train.batch": 64, "train.lr": 2e-3}
 
     min_length: int = option(8, "tokens of the shortest expression", least=4)
     max_length: int = option(64, "tokens of the longest expression", least=4)
