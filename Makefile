@@ -13,7 +13,7 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check slow sanitize bench docs clean
+.PHONY: help venv demo test check slow sanitize bench studies docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,9 +27,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
-demo: $(STAMP)  ## show what cone attention does: a table, and a picture in outputs/
-	@echo "==> running examples/quickstart.py"
-	@$(BIN)/python examples/quickstart.py
+demo: $(STAMP)  ## train dot product and cones on a hierarchical task, side by side: a table and a report page (3 minutes)
+	@echo "==> running coneheads compare"
+	@$(BIN)/coneheads compare
 
 test: $(STAMP)  ## run the tests, without the slow ones
 	@echo "==> running the tests on $(WORKERS) workers"
@@ -68,6 +68,10 @@ sanitize: $(STAMP)  ## run the tests of the C++ kernels under the address and un
 bench: $(STAMP)  ## time attention beside SDPA and others, with the flags in BENCH; results in benchmarks/results/
 	@echo "==> running coneheads bench $(BENCH)"
 	@$(BIN)/coneheads bench $(BENCH)
+
+studies: $(STAMP)  ## train again what README and docs/tuning.md quote (an hour), with the flags in STUDIES
+	@echo "==> running docs/studies.py $(STUDIES)"
+	@$(BIN)/python docs/studies.py $(STUDIES)
 
 docs: $(STAMP)  ## regenerate the tables and figures of README and docs
 	@echo "==> writing the generated tables"

@@ -8,18 +8,23 @@ A table NAME stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`.
 
 import argparse
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from coneheads.backends import BACKENDS
+from coneheads.lab.models.start import PAPER, TUNED, Start
 from coneheads.lab.speed import results, screen, targets
 from coneheads.lab.speed.runs import YARDSTICK, Run
 from coneheads.scores import BY_NAME, Score
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "benchmarks/results/targets.csv"
+RESULTS = ROOT / "docs/results"
+LAB_SCORES = ("dot", "laplacian", "penumbral", "umbral")
 
 
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
@@ -138,6 +143,114 @@ def targets_table() -> str:
     return f"{held} of {len(found)} hold. {measured_where(rows)}\n\n{table}"
 
 
+def study(name: str) -> dict[str, Any]:
+    """What docs/studies.py found."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no {path.name}: write it with python docs/studies.py {name}")
+    return json.loads(path.read_text())
+
+
+def where(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    return (
+        f"On {machine['cpu']}, torch {machine['torch']}, coneheads {machine['coneheads']} at "
+        f"{machine['commit'] or 'no commit'}, {machine['date']}."
+    )
+
+
+def mean_and_spread(row: dict[str, Any]) -> str:
+    """As 0.981 ± 0.003, with a note of runs that ended in no number."""
+    text = "-" if row["mean"] is None else f"{row['mean']:.3f}"
+    if row["std"] is not None:
+        text += f" ± {row['std']:.3f}"
+    return text + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
+
+
+def by_size(line: dict[str, Any]) -> dict[int, dict[str, dict[str, Any]]]:
+    """The rows of a comparison by size and score."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in line["rows"]:
+        found.setdefault(row["size"], {})[row["score"]] = row
+    return found
+
+
+def better_cone(rows: dict[str, dict[str, Any]]) -> str:
+    """The cone with the higher mean, its difference to dot product, the wider interval, and the verdict on it."""
+    cones = [rows[score] for score in ("penumbral", "umbral") if rows[score]["mean"] is not None]
+    best = max(cones, key=lambda row: row["mean"])
+    difference = best["difference"]
+    interval = difference["student"]
+    low, high = interval["low"], interval["high"]
+    return f"{best['score']} {difference['mean']:+.3f} [{low:+.3f}, {high:+.3f}], {best['verdict']}"
+
+
+def scores_by_size(name: str, first: str, *, share: bool = False) -> str:
+    """A line for every comparison of a study and size: the scores, and the better cone against dot product.
+
+    share: also the best that can be achieved, where it is known and is not 1.
+    """
+    found = study(name)
+    lines = []
+    for line in found["lines"]:
+        for size, rows in by_size(line).items():
+            cells = [line["label"], str(size), *(mean_and_spread(rows[score]) for score in LAB_SCORES)]
+            lines.append(cells + ([f"{line['optimum']:.3f}"] if share else []) + [better_cone(rows)])
+    header = [first, "size", *LAB_SCORES, *(["optimum"] if share else []), "better cone - dot, 95 % (Student)"]
+    seeds = max(row["n"] + row["diverged"] for line in found["lines"] for row in line["rows"])
+    headline = found["lines"][0]["headline"]
+    return f"{markdown_table(header, lines)}\n\n{headline.capitalize()} on the test set, {seeds} seeds. {where(found)}"
+
+
+def compare_table() -> str:
+    """README's: the comparison that `coneheads compare` makes without arguments."""
+    found = study("demo")
+    lines = [
+        [str(size), *(mean_and_spread(rows[score]) for score in LAB_SCORES), better_cone(rows)]
+        for size, rows in by_size(found["lines"][0]).items()
+    ]
+    seeds = found["lines"][0]["rows"][0]["n"]
+    table = markdown_table(["size of query and key", *LAB_SCORES, "better cone - dot, 95 % (Student)"], lines)
+    return f"{table}\n\nAccuracy, mean ± standard deviation over {seeds} seeds. {where(found)}"
+
+
+def changes_table() -> str:
+    """One change at a time: a line for each, a column for each taxonomy and cone."""
+    found = study("changes")
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    for line in found["lines"]:
+        taxonomy, _, change = line["label"].partition(": ")
+        for row in line["rows"]:
+            cells.setdefault(change, {})[taxonomy, row["score"]] = mean_and_spread(row)
+    columns = list(cells[""])
+    rows = [
+        [f"`{change}`" if change else "none: as tuned", *(values[column] for column in columns)]
+        for change, values in cells.items()
+    ]
+    header = ["change", *(f"{score}, {taxonomy}" for taxonomy, score in columns)]
+    return f"{markdown_table(header, rows)}\n\nSize 3, accuracy on the test set, 3 seeds. {where(found)}"
+
+
+def starts_values_table() -> str:
+    """What the two starts are, score by score."""
+    fields = [field.name for field in dataclasses.fields(Start)]
+    rows = [["`paper`, every score", *(_plain(getattr(PAPER, field)) for field in fields)]]
+    rows += [
+        [f"`tuned`, {score}", *(_plain(getattr(start, field)) for field in fields)] for score, start in TUNED.items()
+    ]
+    return markdown_table(["start", *(f"`{field}`" for field in fields)], rows)
+
+
+def _plain(value: object) -> str:
+    return (
+        {True: "yes", False: "no"}[value]
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
 def with_table(text: str, name: str, table: str) -> str:
     """The text with the table of that name replaced."""
     begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
@@ -148,7 +261,19 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 TABLES = {
-    "README.md": {"scores": scores_table, "backends": backends_table, "speed": speed_table},
+    "README.md": {
+        "compare": compare_table,
+        "scores": scores_table,
+        "backends": backends_table,
+        "speed": speed_table,
+    },
+    "docs/tuning.md": {
+        "starts": starts_values_table,
+        "taxonomies": lambda: scores_by_size("taxonomies", "taxonomy"),
+        "paper": lambda: scores_by_size("starts", "taxonomy and start"),
+        "changes": changes_table,
+        "tree": lambda: scores_by_size("tree", "objective and start", share=True),
+    },
     "benchmarks/README.md": {"targets": targets_table},
 }
 

@@ -54,6 +54,7 @@ def telemetry(score, source, heads=2, layers=1, queries=1, keys=16):
             "queries": [f"query{i}" if queries > 1 else "2.0.3.1.1" for i in range(queries)],
             "keys": [f"2.0.{i % 4}.{i % 3}.{i} ({max(0, 4 - i // 3)})" for i in range(keys)],
             "caption": "Query 2.0.3.1.1; keys from nearest to farthest kin. The first key is the answer.",
+            "answer": 0 if queries == 1 else None,
             "maps": [[weights() for _ in range(heads)] for _ in range(layers)],
         },
     }  # fmt: skip

@@ -118,7 +118,7 @@ def write_results(comparison: Comparison, folder: Path) -> None:
         "machine": comparison.machine,
         "config": comparison.config,
     }
-    write_whole(folder / "results.json", (json.dumps(_without_nan(whole), indent=2) + "\n").encode())
+    write_whole(folder / "results.json", (json.dumps(without_nan(whole), indent=2) + "\n").encode())
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(["score", "size", "seed", comparison.headline, "parameters", "seconds_per_step"])
@@ -127,10 +127,10 @@ def write_results(comparison: Comparison, folder: Path) -> None:
     write_whole(folder / "results.csv", lines.getvalue().encode())
 
 
-def _without_nan(value: object) -> object:
+def without_nan(value: object) -> object:
     """null for a number that is none, which JSON does not know."""
     if isinstance(value, dict):
-        return {name: _without_nan(one) for name, one in value.items()}
+        return {name: without_nan(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(one) for one in value]
+        return [without_nan(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -144,7 +144,7 @@ def observe(model: nn.Module, task: Task) -> dict[str, Any]:
     """What each layer and head of the model does on 256 examples of the test set, and its weights on the example.
 
     ``layers``: for each layer its name, its score and its heads (see ``describe``). ``example``: its words and caption,
-    and ``maps`` [layer][head][query][key].
+    the key that holds the answer, and ``maps`` [layer][head][query][key].
     """
     batch = next(iter(task.batches("test", EXAMPLES)))[:EXAMPLES]
     example = task.example()
@@ -153,7 +153,13 @@ def observe(model: nn.Module, task: Task) -> dict[str, Any]:
         "examples": len(batch),
         "quantiles": list(QUANTILES),
         "layers": [describe(call) for call in hear(model, batch)],
-        "example": {"queries": example.queries, "keys": example.keys, "caption": example.caption, "maps": maps},
+        "example": {
+            "queries": example.queries,
+            "keys": example.keys,
+            "caption": example.caption,
+            "answer": example.answer,
+            "maps": maps,
+        },
     }
 
 

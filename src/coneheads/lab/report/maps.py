@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from coneheads.lab.report.figures import Panel, Picture
@@ -40,13 +41,14 @@ def compared(comparison: Comparison) -> Picture | None:
         panels = []
         for head in range(min(_heads(run) for run in runs)):
             weights = np.array([run.telemetry["example"]["maps"][-1][head][0] for run in runs])
-            panels.append(panel(f"head {head + 1}", weights, [run.score for run in runs], example["keys"], ""))
+            scores = [run.score for run in runs]
+            panels.append(panel(f"head {head + 1}", weights, scores, example["keys"], "", example["answer"]))
         return Picture("maps", panels)
     layer, head = sharpest_head(runs)
     panels = []
     for run in runs:
         weights = np.array(run.telemetry["example"]["maps"][layer][head])
-        panels.append(panel(run.score, weights, example["queries"], example["keys"]))
+        panels.append(panel(run.score, weights, example["queries"], example["keys"], answer=example["answer"]))
     return Picture("maps", panels)
 
 
@@ -78,9 +80,14 @@ def _heads(run: RunResult) -> int:
 
 
 def panel(
-    title: str, weights: NDArray[np.float64], queries: list[str], keys: list[str], ylabel: str = "query"
+    title: str,
+    weights: NDArray[np.float64],
+    queries: list[str],
+    keys: list[str],
+    ylabel: str = "query",
+    answer: int | None = None,
 ) -> Panel:
-    """A map of weights [L, S], as large as its words need."""
+    """A map of weights [L, S], as large as its words need; the key that holds the answer is framed."""
     rows, columns = (min(MOST_WORDS, n) for n in weights.shape)
     letters = max((len(_cut(word)) for word in keys), default=0)
     width = min(7.0, max(4.4, 1.6 + INCHES_A_WORD * columns))
@@ -91,6 +98,9 @@ def panel(
         _words(axes, "x", keys)
         _words(axes, "y", queries)
         axes.set_ylabel(ylabel)
+        if answer is not None:
+            frame = Rectangle((answer - 0.5, -0.5), 1, len(weights), fill=False, edgecolor="tab:red", linewidth=2)
+            axes.add_patch(frame).set_clip_on(False)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
         bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=[0, 0.5, 1])
@@ -123,9 +133,11 @@ def all_heads(telemetry: dict[str, Any]) -> Picture:
         if len(example["queries"]) == 1:
             weights = np.array([head[0] for head in maps])
             names = [f"head {head + 1}" for head in range(len(maps))]
-            panels.append(panel(layer or "attention", weights, names, example["keys"], ""))
+            panels.append(panel(layer or "attention", weights, names, example["keys"], "", example["answer"]))
             continue
         for head, weights in enumerate(maps, 1):
             title = f"{layer}, head {head}" if several else f"head {head}"
-            panels.append(panel(title, np.array(weights), example["queries"], example["keys"]))
+            panels.append(
+                panel(title, np.array(weights), example["queries"], example["keys"], answer=example["answer"])
+            )
     return Picture("attention", panels)

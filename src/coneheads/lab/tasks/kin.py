@@ -23,10 +23,13 @@ from coneheads.lab.tasks.options import KinOptions
 class Kin(Task):
     """See the top of this file."""
 
+    options: KinOptions
+
     def __init__(self, options: KinOptions, seed: int) -> None:
         super().__init__(options, seed)
         self.taxonomy = taxonomy.from_options(options, generator(options.seed, WORLD))
         self.set_size, self.values = options.set_size, options.values
+        self.drawn: dict[str, Batch] = {}  # splits that were asked for
         self.others = options.set_size - 1
         kinship = self.taxonomy.kinship.clone()  # [M, M], the depth of the lowest common ancestor
         deepest = int(kinship.max())
@@ -50,13 +53,17 @@ class Kin(Task):
         return self._draw(size, generator(self.seed, TRAINING, step))
 
     def batches(self, split: str, size: int) -> Iterator[Batch]:
-        stream = {"valid": VALID, "test": TEST}[split]
-        options = self.options
-        assert isinstance(options, KinOptions)
-        return in_parts(self._draw(options.examples, generator(options.seed, stream)), size)
+        if split not in self.drawn:
+            stream = {"valid": VALID, "test": TEST}[split]
+            self.drawn[split] = self._draw(self.options.examples, generator(self.options.seed, stream))
+        return in_parts(self.drawn[split], size)
 
     def example(self) -> Example:
-        batch = next(self.batches("test", 1))
+        """The one of the test set whose members are most closely related to the query: the easiest to get wrong."""
+        whole = next(self.batches("test", self.options.examples))
+        related = self.taxonomy.kinship[whole.inputs["query"].unsqueeze(1), whole.inputs["members"]]
+        hardest = int(related.sum(1).argmax())
+        batch = whole[hardest : hardest + 1]
         query, members = int(batch.inputs["query"][0]), batch.inputs["members"][0]
         order = self.taxonomy.kinship[query, members].argsort(stable=True, descending=True)  # the kin first
         inputs = {"query": batch.inputs["query"]} | {
@@ -67,7 +74,7 @@ class Kin(Task):
         words = [f"{names[int(member)]} ({depth})" for member, depth in zip(members[order], depths, strict=True)]
         caption = (
             f"Query {names[query]}; keys from nearest to farthest kin, with the depth of the common ancestor. "
-            "The first key is the answer."
+            "The first key, framed, is the answer."
         )
         return Example(Batch(inputs, batch.targets, batch.weights), [names[query]], words, caption, answer=0)
 
