@@ -33,8 +33,8 @@ PAPER = Start()
 TUNED = {
     "dot": Start(learn_gamma=True),
     "laplacian": Start(learn_gamma=True),
-    "penumbral": Start(learn_gamma=True, gamma=2.0, height_scale=0.5, height_start=1.0),
-    "umbral": Start(learn_gamma=True, gamma=2.0, height_scale=0.5, radius=0.3),
+    "penumbral": Start(learn_gamma=True, gamma=8.0, height_scale=0.5),
+    "umbral": Start(learn_gamma=True, gamma=2.0, radius=0.3),
 }
 
 
