@@ -228,7 +228,7 @@ def changes_table() -> str:
         for change, values in cells.items()
     ]
     header = ["change", *(f"{score}, {taxonomy}" for taxonomy, score in columns)]
-    return f"{markdown_table(header, rows)}\n\nSize 3, accuracy on the test set, 3 seeds. {where(found)}"
+    return f"{markdown_table(header, rows)}\n\nSize 3, accuracy on the test set, 2 seeds. {where(found)}"
 
 
 def starts_values_table() -> str:

@@ -57,24 +57,24 @@ CHANGES = (
 
 def studies() -> dict[str, list[Command]]:
     sizes, five, three = "--sizes 3,4,8", "--seeds 0,1,2,3,4", "--seeds 0,1,2"
-    tree = f"--task tree {ALL} --sizes 4,16 {three}"
+    tree = f"--task tree {ALL} --sizes 4 {three} --train.steps 500"
     return {
         "demo": [Command("demo", "")],
         "taxonomies": [Command(name, f"{flags} {ALL} {sizes} {five}") for name, flags in TAXONOMIES.items()],
+        "tree": [
+            Command(f"{objective}, {start}", f"{tree} --task.objective {objective} --model.start {start}")
+            for objective in ("root", "leaf")
+            for start in ("paper", "tuned")
+        ],
         "starts": [
             Command(f"{name}, {start}", f"{TAXONOMIES[name]} {ALL} --sizes 3,8 {three} --model.start {start}")
             for name in ("4^5", "2^11")
             for start in ("paper", "tuned")
         ],
         "changes": [
-            Command(f"{name}: {change}", f"{TAXONOMIES[name]} {CONES} --sizes 3 {three} {change}")
+            Command(f"{name}: {change}", f"{TAXONOMIES[name]} {CONES} --sizes 3 --seeds 0,1 {change}")
             for change in CHANGES
             for name in ("4^5", "WordNet mammals")
-        ],
-        "tree": [
-            Command(f"{objective}, {start}", f"{tree} --task.objective {objective} --model.start {start}")
-            for objective in ("root", "leaf")
-            for start in ("paper", "tuned")
         ],
     }
 
