@@ -128,12 +128,12 @@ def line_of(command: Command, comparison: Comparison) -> dict[str, object]:
 def main() -> None:
     known = studies()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "names", nargs="*", choices=[[], *known], default=list(known), help="studies; all if none is named"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all if none is named")
     parser.add_argument("--mammals", help="the file mammal_closure.tsv of the WordNet mammals")
     arguments = parser.parse_args()
-    for name in arguments.names:
+    if unknown := set(arguments.names) - set(known):
+        parser.error(f"there is no study {', '.join(unknown)}; there are {', '.join(known)}")
+    for name in arguments.names or known:
         run(name, known[name], arguments.mammals)
 
 
