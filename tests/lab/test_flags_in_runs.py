@@ -77,7 +77,7 @@ def test_a_flag_of_kin_changes_the_run(tmp_path, plain, flags):
     "flags",
     [
         ["--model.dropout=0.5"],
-        ["--task.objective=root"],
+        ["--task.objective=leaf"],
         ["--task.objective=leaf", "--task.masked=0.9"],
         ["--task.noise=5.0"],
         ["--task.symbols=3"],
@@ -93,10 +93,10 @@ def test_a_flag_of_tree_changes_the_run(tmp_path, plain, flags):
     "flags",
     [
         ["--task.min_length=20"],
-        ["--task.max_length=20", "--task.long_length=30"],
-        ["--task.max_depth=3"],
+        ["--task.max_length=40", "--task.long_length=80"],
+        ["--task.max_depth=4"],
         ["--task.deep_depth=12"],
-        ["--task.max_args=3"],
+        ["--task.max_args=6"],
         ["--task.p_operator=0.4"],
     ],
     ids=" ".join,

@@ -129,7 +129,7 @@ def test_numbers_that_are_not_finite_are_left_out():
 @pytest.mark.parametrize("score", SCORES)
 def test_what_is_observed_of_a_model_can_be_written_as_json(score):
     task = tasks.make(KIN, seed=0)
-    model = task.model(ModelOptions(score=score, qk_dim=4, heads=3, learn_radius=True))
+    model = task.model(ModelOptions(score=score, qk_dim=4, heads=3, depth=1, learn_radius=True))
     seen = observe(model, task)
     assert json.loads(json.dumps(seen, allow_nan=False)) == seen
     assert seen["examples"] == 256
@@ -151,7 +151,7 @@ def test_what_is_observed_of_a_model_can_be_written_as_json(score):
 
 def test_learned_numbers_are_told_for_each_head():
     task = tasks.make(KIN, seed=0)
-    model = task.model(ModelOptions(score="penumbral", qk_dim=3, heads=2, gamma=2.0, learn_gamma=True))
+    model = task.model(ModelOptions(score="penumbral", qk_dim=3, heads=2, depth=1, gamma=2.0, learn_gamma=True))
     with torch.no_grad():
         next(module for module in model.modules() if isinstance(module, LearnedScore)).log_gamma[1] = math.log(7.0)
     gammas = [head["parameters"]["gamma"] for head in observe(model, task)["layers"][0]["heads"]]
@@ -160,7 +160,7 @@ def test_learned_numbers_are_told_for_each_head():
 
 def test_observing_leaves_the_model_as_it_was():
     task = tasks.make(KIN, seed=0)
-    model = task.model(ModelOptions(score="umbral", qk_dim=3))
+    model = task.model(ModelOptions(score="umbral", qk_dim=3, depth=1))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for training in (True, False):
         model.train(training)

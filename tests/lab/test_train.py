@@ -17,7 +17,7 @@ from coneheads.lab.train import Diverged, Trainer, learning_rate
 from tests.lab.programs import coneheads
 
 KIN = KinOptions(branching=3, depth=3, set_size=6, values=4, examples=200)
-MODEL = ModelOptions(score="umbral", qk_dim=3, heads=1, width=16)
+MODEL = ModelOptions(score="umbral", qk_dim=3, heads=1, width=16, depth=1)
 TRAIN = TrainOptions(steps=40, batch=64, lr=0.03, warmup=5, eval_every=10, save_every=15)
 CONFIG = TrainConfig(task=KIN, model=MODEL, train=TRAIN)
 

@@ -45,6 +45,14 @@ class ModelOptions(Config):
         None, "standard deviation of learned embeddings at the start; null: that of the task's model", least=0
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dropout >= 1:
+            raise WrongUse(f"--dropout: is a share, below 1; got {self.dropout:g}")
+        for name in ("gamma", "light_height", "radius"):  # which are learned as logarithms
+            if getattr(self, name) == 0:
+                raise WrongUse(f"--{name}: must be above 0; got 0")
+
 
 @dataclass(frozen=True)
 class TrainOptions(Config):
@@ -65,6 +73,11 @@ class TrainOptions(Config):
     save_every: int = option(500, "steps between checkpoints", least=1)
     patience: int | None = option(None, "stop after so many evaluations without a better one; null: never", least=1)
     tensorboard: bool = option(False, "write TensorBoard's event files too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta2 >= 1:
+            raise WrongUse(f"--beta2: must be below 1; got {self.beta2:g}")
 
 
 @dataclass(frozen=True)

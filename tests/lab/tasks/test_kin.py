@@ -112,7 +112,7 @@ def test_sets_that_cannot_be_made_are_refused():
 def test_the_model_gives_a_distribution_over_values_and_learns(score):
     task = kin(KinOptions(branching=3, depth=3, set_size=4, values=3))
     torch.manual_seed(0)
-    model = task.model(ModelOptions(score=score, qk_dim=4, heads=2, width=16))
+    model = task.model(ModelOptions(score=score, qk_dim=4, heads=2, width=16, depth=1))
     batch = task.train_batch(0, 256)
     first = model(**batch.inputs)
     assert first.shape == (256, 3)

@@ -47,6 +47,12 @@ class Kin(Task):
             )
 
     def model(self, options: ModelOptions) -> nn.Module:
+        for name, only in (("depth", 1), ("feedforward", ModelOptions().feedforward), ("dropout", 0.0)):
+            if (given := getattr(options, name)) != only:
+                raise WrongUse(
+                    f"--model.{name}: the model of kin is one layer of attention and nothing else, so this cannot be "
+                    f"set; leave it out (it is {only}); got {given}"
+                )
         return KinModel(options, len(self.taxonomy.members), self.values)
 
     def train_batch(self, step: int, size: int) -> Batch:

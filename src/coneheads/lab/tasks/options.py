@@ -25,7 +25,7 @@ class KinOptions(TaskOptions):
 
     name: ClassVar = "kin"
     task_class: ClassVar = "Kin"
-    recipe: ClassVar = {"model.heads": 1, "model.qk_dim": 4, "train.steps": 700, "train.lr": 0.01}
+    recipe: ClassVar = {"model.depth": 1, "model.heads": 1, "model.qk_dim": 4, "train.steps": 700, "train.lr": 0.01}
 
     taxonomy: str = option("balanced", "balanced, random, or a file of lines child<TAB>parent")
     branching: int = option(4, "children of a node, of a balanced taxonomy", least=2)
