@@ -231,6 +231,12 @@ def changes_table() -> str:
     return f"{markdown_table(header, rows)}\n\nSize 3, accuracy on the test set, 2 seeds. {where(found)}"
 
 
+def commands_list() -> str:
+    """The commands behind the tables, one a line of theirs."""
+    lines = [line["command"] for name in ("taxonomies", "starts", "tree", "changes") for line in study(name)["lines"]]
+    return "\n".join(["```", *lines, "```"])
+
+
 def starts_values_table() -> str:
     """What the two starts are, score by score."""
     fields = [field.name for field in dataclasses.fields(Start)]
@@ -273,6 +279,7 @@ TABLES = {
         "paper": lambda: scores_by_size("starts", "taxonomy and start"),
         "changes": changes_table,
         "tree": lambda: scores_by_size("tree", "objective and start", share=True),
+        "commands": commands_list,
     },
     "benchmarks/README.md": {"targets": targets_table},
 }

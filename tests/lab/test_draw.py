@@ -25,9 +25,9 @@ KIN = KinOptions(branching=2, depth=4, set_size=5, examples=32)
 def run_of(tmp_path_factory):
     """Trains a model for a moment; returns the folder of the run."""
 
-    def train(score, size=2, task=KIN, **options):
+    def train(score, size=2, task=KIN, depth=1, **options):
         folder = tmp_path_factory.mktemp("runs") / score
-        model = ModelOptions(score=score, qk_dim=size, heads=2, width=8, **options)
+        model = ModelOptions(score=score, qk_dim=size, heads=2, width=8, depth=depth, **options)
         config = TrainConfig(task=task, model=model, train=TrainOptions(steps=2, batch=8), threads=1)
         Trainer(config, folder).fit()
         return folder

@@ -125,8 +125,11 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
         raise Failed(f"the checkpoint in {origin} is of another model: {reason}") from None
 
 
-def load_run(folder: Path, which: str = "best") -> tuple[TrainConfig, Task, nn.Module]:
+def load_run(run: Path | str, which: str = "best") -> tuple[TrainConfig, Task, nn.Module]:
     """Config, task and trained model of the run in a folder; which: "best" or "last"."""
+    if not str(run):
+        raise WrongUse("--run: name the folder of a run; `coneheads list` shows those there are")
+    folder = Path(run)
     path = folder / CONFIG
     if not path.is_file():
         raise WrongUse(

@@ -18,6 +18,7 @@ from coneheads.lab import machine, statistics
 from coneheads.lab.checkpoint import write_whole
 from coneheads.lab.commands import CompareConfig, TrainConfig
 from coneheads.lab.config import Failed, as_dict, to_yaml
+from coneheads.lab.models.start import resolve
 from coneheads.lab.progress import Progress
 from coneheads.lab.report import findings, screen_table, write_report
 from coneheads.lab.results import CONFIG, RECORD, Comparison, read_run
@@ -62,7 +63,8 @@ def plan(config: CompareConfig, folder: Path) -> list[Job]:
 
 def fingerprint(config: TrainConfig) -> str:
     """Of all that a run's numbers depend on: a run is reused if this is the same."""
-    text = json.dumps({"coneheads": __version__, **as_dict(config)}, sort_keys=True)
+    start = dataclasses.asdict(resolve(config.model))  # the config may leave it to a name, whose meaning may change
+    text = json.dumps({"coneheads": __version__, "start": start, **as_dict(config)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

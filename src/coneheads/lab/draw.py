@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coneheads.geometry.cone_levels import penumbral_height_sq, umbral_height
 from coneheads.lab.checkpoint import load_run
 from coneheads.lab.commands import DrawConfig
-from coneheads.lab.config import Failed, WrongUse
+from coneheads.lab.config import Failed
 from coneheads.lab.report import cones, maps
 from coneheads.lab.report.figures import Panel, Picture, colour, save_png
 from coneheads.lab.tasks.base import Example
@@ -32,10 +32,8 @@ SHADOWS = 5
 
 def run(config: DrawConfig) -> int:
     """Draws all pictures of a run and prints their paths."""
-    if not config.run:
-        raise WrongUse("--run: name the folder of a run, as `coneheads list` shows them")
     folder = Path(config.run)
-    _, task, model = load_run(folder, config.checkpoint)
+    _, task, model = load_run(config.run, config.checkpoint)
     seen, example = observe(model, task), task.example()
     pictures = [maps.all_heads(seen)]
     calls = hear(model, example.batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, cast
 
 from lightning_fabric import Fabric
@@ -12,11 +11,12 @@ from coneheads.lab.checkpoint import load_run
 from coneheads.lab.commands import EvaluateConfig
 from coneheads.lab.config import check_choice
 from coneheads.lab.progress import Progress
+from coneheads.lab.results import describe
 from coneheads.lab.train import measure
 
 
 def run(config: EvaluateConfig) -> int:
-    trained, task, model = load_run(Path(config.run), config.checkpoint)
+    trained, task, model = load_run(config.run, config.checkpoint)
     splits = config.splits or task.splits
     for split in splits:
         check_choice("splits", split, task.splits)
@@ -30,12 +30,5 @@ def run(config: EvaluateConfig) -> int:
     if config.json:
         print(json.dumps(found, indent=2))
     else:
-        print(describe(found))
+        print(describe(found, task.headline, task.optimum().get(task.headline)))
     return 0
-
-
-def describe(found: dict[str, dict[str, float]]) -> str:
-    """A line a split: its metrics."""
-    lines = [f"{split:8}" + "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
-             for split, metrics in found.items()]  # fmt: skip
-    return "\n".join(lines)

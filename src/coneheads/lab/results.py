@@ -60,3 +60,19 @@ def read_run(folder: Path) -> RunResult:
         curve=[(line["step"], line[headline]) for line in lines if line["split"] == "valid"],
         telemetry=json.loads((folder / TELEMETRY).read_text()) if record["status"] == "done" else {},
     )
+
+
+def describe(metrics: dict[str, dict[str, float]], headline: str, optimum: float | None) -> str:
+    """A line a split: its metrics; behind the test set's, what share that is of what can be achieved on it.
+
+    >>> print(describe({"valid": {"accuracy": 0.5}, "test": {"accuracy": 0.45}}, "accuracy", 0.5))
+    valid   accuracy 0.5000
+    test    accuracy 0.4500, 90.0 % of what can be achieved (0.5000)
+    """
+    lines = []
+    for split, numbers in metrics.items():
+        text = "  ".join(f"{name} {value:.4f}" for name, value in sorted(numbers.items()))
+        if split == "test" and optimum is not None and optimum != 1:
+            text += f", {numbers[headline] / optimum:.1%} of what can be achieved ({optimum:.4f})".replace("%", " %")
+        lines.append(f"{split:8}{text}")
+    return "\n".join(lines)

@@ -25,6 +25,7 @@ from coneheads.lab.commands import TrainConfig, TrainOptions
 from coneheads.lab.config import Failed, WrongUse
 from coneheads.lab.models.start import resolve
 from coneheads.lab.progress import Progress
+from coneheads.lab.results import describe
 from coneheads.lab.tasks.base import Batch, Task, mixed
 
 Metrics = dict[str, float]
@@ -44,8 +45,7 @@ def run(config: TrainConfig) -> int:
         )
         done = trainer.fit(lambda numbers: progress.advance(1, **numbers), progress.skip)
     if trainer.fabric.global_rank == 0:
-        for split, metrics in done["metrics"].items():
-            print(f"{split:8}" + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        print(describe(done["metrics"], done["headline"], done["optimum"].get(done["headline"])))
         print(f"run in {folder}")
     return 0
 

@@ -124,3 +124,9 @@ def test_the_model_gives_a_distribution_over_values_and_learns(score):
         loss.backward()
         optimizer.step()
     assert task.losses(model(**batch.inputs), batch).mean() < 0.5 * task.losses(first, batch).mean()
+
+
+@pytest.mark.parametrize("change", [{"depth": 2}, {"feedforward": 64}, {"dropout": 0.1}])
+def test_options_that_its_model_cannot_heed_are_refused(change):
+    with pytest.raises(WrongUse, match=rf"--model\.{next(iter(change))}: the model of kin is one layer"):
+        kin().model(ModelOptions(**({"depth": 1} | change)))
