@@ -45,13 +45,11 @@ TAXONOMIES = {
 }
 # Each alone, everything else as tuned.
 CHANGES = (
-    "", "--model.start paper", "--no_model.learn_gamma", "--model.gamma 0.5", "--model.gamma 8", "--model.gamma 20",
+    "", "--model.start paper", "--no_model.learn_gamma", "--model.gamma 0.5", "--model.gamma 2", "--model.gamma 20",
     "--model.learn_radius", "--model.radius 0.1", "--model.radius 1", "--model.height_scale 0.1",
-    "--model.height_scale 1",
-    "--model.height_start -1", "--model.height_start 0", "--model.height_start 2", "--model.height_spread 0",
-    "--model.readout height_sq", "--model.readout distance", "--model.qk_norm", "--model.qk_scale 0.5",
-    "--model.qk_scale 3", "--model.embedding_scale 0.03", "--model.embedding_scale 0.3", "--model.embedding_scale 1",
-    "--train.lr 0.003", "--train.lr 0.02", "--train.lr 0.05",
+    "--model.height_scale 1", "--model.height_start 1", "--model.height_start -1", "--model.height_spread 0",
+    "--model.readout height_sq", "--model.readout distance", "--model.qk_norm", "--model.qk_scale 3",
+    "--model.embedding_scale 0.03", "--model.embedding_scale 1", "--train.lr 0.003", "--train.lr 0.02",
 )  # fmt: skip
 
 

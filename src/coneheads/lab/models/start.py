@@ -33,7 +33,7 @@ PAPER = Start()
 TUNED = {
     "dot": Start(learn_gamma=True),
     "laplacian": Start(learn_gamma=True),
-    "penumbral": Start(learn_gamma=True, gamma=4.0, height_scale=0.5, height_start=1.0),
+    "penumbral": Start(learn_gamma=True, gamma=8.0, height_scale=0.5),
     "umbral": Start(learn_gamma=True, gamma=2.0, radius=0.3),
 }
 
