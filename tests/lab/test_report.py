@@ -158,7 +158,7 @@ def test_diverged_runs_are_named_and_not_judged(tmp_path):
     made = comparison(("dot", "umbral"), (3, 4), heads=1)
     made = replaced(made, "umbral", 3, value=[math.nan, 0.96, 0.97], telemetry=[{}, {}, {}])
     made = replaced(made, "umbral", 4, curve=[[], [(100, math.nan)], [(100, 0.5)]])
-    assert "1 of 3 of umbral at size 3" in sentence_with(made, "ended in no number")
+    assert "1 of 3 of umbral at size 3" in sentence_with(made, "diverged")
     assert said_of(made, "umbral").startswith("umbral is better than dot at size 4 ")
     page = text_of(write_report(made, tmp_path))
     assert "2 of 3" in page

@@ -51,7 +51,7 @@ def test_a_run_learns_and_writes_its_record(finished):
     folder, record = finished
     assert record == json.loads((folder / "run.json").read_text())
     assert record["status"] == "done"
-    assert record["metrics"]["test"]["accuracy"] > 2 * record["chance"]
+    assert record["metrics"]["test"]["accuracy"] > 1.5 * record["chance"]
     assert record["steps"] == 40
     assert record["seed"] == CONFIG.seed
     assert record["config"]["model"]["score"] == "umbral"

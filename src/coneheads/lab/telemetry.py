@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coneheads import _checks, attention_weights
+from coneheads import _checks
 from coneheads.backends.inputs import compute_dtype
+from coneheads.functional import attention_weights
 from coneheads.geometry.cone_levels import lca_level
 from coneheads.geometry.primitives import angle_from_chord_sq
 from coneheads.lab.models.attention import LearnedScore

@@ -46,9 +46,10 @@ def _what_ran(comparison: Comparison, found: list[Row]) -> str:
     scores, sizes = scores_of(comparison), sorted({row.size for row in found})
     counts = sorted({row.n + row.diverged for row in found})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    runs = "1 run" if len(comparison.runs) == 1 else f"{len(comparison.runs)} runs"
     text = (
         f"{listed(scores)} on the task {comparison.task}, {_sizes(sizes)}, with {seeds} "
-        f"{'seed' if counts[-1] == 1 else 'seeds'} each: {len(comparison.runs)} runs, measured by "
+        f"{'seed' if counts[-1] == 1 else 'seeds'} each: {runs}, measured by "
         f"{comparison.headline} on the test set."
     )
     if comparison.chance is not None:
@@ -142,7 +143,9 @@ def _diverged(found: list[Row]) -> list[str]:
             if row.diverged]  # fmt: skip
     if not lost:
         return []
-    return [f"Runs that ended in no number, and are in no mean: {listed(lost)}. A score with such a run is not judged."]
+    return [
+        f"Runs that diverged (their loss is no number), and are in no mean: {listed(lost)}. A score with such a run is not judged."
+    ]
 
 
 def _how_sure(comparison: Comparison, found: list[Row]) -> list[str]:
