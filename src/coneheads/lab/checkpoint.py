@@ -10,6 +10,7 @@ does not name are removed. Whatever is interrupted, the index names whole checkp
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -72,20 +73,18 @@ class Checkpoints:
         temporary = self.folder / f".{name}"
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(self.folder / name, ignore_errors=True)  # left by a kill before the index named it
+        packed = io.BytesIO()  # torch's own writer would hide why a file cannot be written
+        torch.save(state, packed)
         try:
             temporary.mkdir()
-            safetensors.torch.save_file(
-                {key: value.contiguous() for key, value in weights.items()}, temporary / WEIGHTS
-            )
-            torch.save(state, temporary / STATE)
-            for file in (WEIGHTS, STATE, "."):
-                _to_disk(temporary / file)
-        except (OSError, SafetensorError, RuntimeError) as error:
+            contiguous = {key: value.contiguous() for key, value in weights.items()}
+            _write_to_disk(temporary / WEIGHTS, safetensors.torch.save(contiguous))
+            _write_to_disk(temporary / STATE, packed.getbuffer())
+            _sync(temporary)
+        except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise Failed(
-                f"could not write a checkpoint to {self.folder} ({error}); the last good one is kept, and --resume "
-                "goes on from there"
-            ) from None
+            kept = "the last good one is kept, and --resume goes on from there" if self.named() else "there is none yet"
+            raise Failed(f"could not write a checkpoint to {self.folder} ({error.strerror}); {kept}") from None
         temporary.rename(self.folder / name)
 
     def _remove_all_but(self, names: set[str]) -> None:
@@ -149,19 +148,24 @@ def write_whole(path: Path, content: bytes) -> None:
     """Writes a file so that it holds either what it held or all of the new content."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_to_disk(temporary, content)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise Failed(f"could not write {path} ({error.strerror}); it is as it was before") from None
 
 
-def _to_disk(path: Path) -> None:
-    """Waits until a file or folder is on the disk: a rename must not overtake what it names."""
-    handle = os.open(path, os.O_RDONLY)
+def _write_to_disk(path: Path, content: bytes | memoryview) -> None:
+    """Writes a file and waits until it is on the disk: a rename must not overtake what it names."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

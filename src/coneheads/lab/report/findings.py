@@ -144,7 +144,8 @@ def _diverged(found: list[Row]) -> list[str]:
     if not lost:
         return []
     return [
-        f"Runs that diverged (their loss is no number), and are in no mean: {listed(lost)}. A score with such a run is not judged."
+        f"Runs that diverged (their loss is no number), and are in no mean: {listed(lost)}. "
+        "A score with such a run is not judged."
     ]
 
 
