@@ -232,7 +232,8 @@ def test_a_batch_smaller_than_its_parts_is_refused(tmp_path):
 
 @pytest.mark.parametrize("task", [TreeOptions(depth=2, examples=64), ListOpsOptions(examples=64, examples_train=200)])
 def test_every_task_trains_from_the_command_line(tmp_path, task):
-    flags = [f"--task.{field.name}={getattr(task, field.name)}" for field in dataclasses.fields(task)]
+    values = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    flags = [f"--task.{name}={'null' if value is None else value}" for name, value in values.items()]
     done = coneheads(
         "train", "--task", task.name, *flags, "--train.steps=4", "--train.batch=8", "--train.eval_every=2", "--seed=3",
         "--model.depth=1", "--model.width=16", "--model.heads=2", "--model.feedforward=16", "--threads=1", "--out=run",

@@ -230,7 +230,7 @@ def test_the_example_is_a_short_nested_expression_of_the_test_set(task):
         ({"p_operator": 0.0}, "max_length|deep_depth"),  # no operator below the root
         ({"max_depth": 2, "min_length": 20}, "max_length"),  # at most 12 tokens
         ({"max_depth": 2, "max_length": 12}, "long_length"),
-        ({"max_length": 16}, "deep_depth"),  # 5 operators below one another have 3 * 5 + 1 tokens at least
+        ({"max_length": 16, "long_length": 17}, "deep_depth"),  # so deep, it has 16 tokens at least
         ({"examples_train": 0}, "examples_train"),
         ({"examples": 0}, "examples"),
         ({"seed": -1}, "seed"),
@@ -269,3 +269,12 @@ def texts_of(batch):
 
 def same(a, b):
     return texts_of(a) == texts_of(b) and torch.equal(a.targets, b.targets)
+
+
+def test_the_depth_of_the_long_range_arena_works_with_short_expressions():
+    task = make(ListOpsOptions(max_depth=10, examples=20), 0)
+    law = task.laws["deeper"]
+    assert law.depths == (11, 13)
+    assert law.lengths == (8, 128)  # hardly any such expression has 64 tokens
+    assert all(len(text) <= 128 for text in task.expressions("deeper").texts)
+    assert task.laws["train"].lengths == (8, 64)

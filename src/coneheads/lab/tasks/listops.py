@@ -8,7 +8,8 @@ has depth 1, is an operator. It is taken if its length is within bounds, and dra
 rounded down; SM the sum modulo 10. An operator with its bracket is one token, and so are a digit and a closing bracket.
 
 The sets ``deeper`` and ``longer`` leave the distribution of the training set, each in one respect: ``deeper`` has
-expressions of more depth but of the same bounds of length, ``longer`` those of more length but of the same depth.
+expressions of more depth but of the same bounds of length (up to ``long_length`` where those are hardly ever met),
+``longer`` those of more length but of the same depth.
 """
 
 from __future__ import annotations
@@ -158,13 +159,17 @@ class ListOps(Task):
     def __init__(self, options: ListOpsOptions, seed: int) -> None:
         super().__init__(options, seed)
         depths, lengths = (2, options.max_depth), (options.min_length, options.max_length)
-        more_depth, more_length = (depths[1] + 1, options.deep_depth), (lengths[1] + 1, options.long_length)
+        deepest = options.max_depth + 3 if options.deep_depth is None else options.deep_depth
+        more_length = (lengths[1] + 1, options.long_length)
         usual = Law(options.p_operator, options.max_args, depths, lengths)
+        deeper = dataclasses.replace(usual, depths=(depths[1] + 1, deepest))
+        if deeper.share() < LEAST_SHARE:  # so deep an expression is hardly ever so short
+            deeper = dataclasses.replace(deeper, lengths=(lengths[0], options.long_length))
         self.laws = {
             "valid": usual,
             "test": usual,
             "train": usual,
-            "deeper": dataclasses.replace(usual, depths=more_depth),
+            "deeper": deeper,
             "longer": dataclasses.replace(usual, lengths=more_length),
         }
         self._sets: dict[str, Expressions] = {}

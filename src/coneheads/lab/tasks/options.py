@@ -79,7 +79,9 @@ class ListOpsOptions(TaskOptions):
     max_depth: int = option(5, "levels of the deepest expression, the root and the digits among them", least=2)
     max_args: int = option(10, "most arguments of an operator; the fewest are 2", least=2)
     p_operator: float = option(0.25, "probability that a node is an operator", least=0)
-    deep_depth: int = option(8, "levels of the deepest expression of the set `deeper`, all above max_depth", least=3)
+    deep_depth: int | None = option(
+        None, "levels of the deepest expression of the set `deeper`, all above max_depth; null: 3 more", least=3
+    )
     long_length: int = option(
         128, "tokens of the longest expression of the set `longer`, all above max_length", least=5
     )
@@ -97,7 +99,7 @@ class ListOpsOptions(TaskOptions):
             raise WrongUse(
                 f"--task.long_length: must exceed --task.max_length ({self.max_length}); got {self.long_length}"
             )
-        if self.deep_depth <= self.max_depth:
+        if self.deep_depth is not None and self.deep_depth <= self.max_depth:
             raise WrongUse(f"--task.deep_depth: must exceed --task.max_depth ({self.max_depth}); got {self.deep_depth}")
         if self.p_operator > 1:
             raise WrongUse(f"--task.p_operator: is a probability, at most 1; got {self.p_operator:g}")
