@@ -1,11 +1,13 @@
-# Everything runs in .venv, which the first target that needs it creates. PYTHON names another interpreter (3.10 or newer).
+# Everything runs in .venv, which the first target that needs it creates; the tests of timm in .venv-timm. PYTHON names another interpreter (3.10 or newer).
 PYTHON ?= python3
 WORKERS ?= 2
 FUZZ_CASES ?= 100000
 
 VENV := .venv
 BIN := $(VENV)/bin
+LAB := $(VENV)/.installed-lab
 STAMP := $(VENV)/.installed
+TIMM := $(VENV)-timm/.installed
 
 # pip obeys constraints.txt, in the isolated build of the package too (the second name is that of pip 25.3 and later).
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
@@ -20,20 +22,38 @@ help:  ## list the targets
 
 venv: $(STAMP)  ## create .venv with all that demo and tests need
 
-$(STAMP): pyproject.toml constraints.txt
-	@echo "==> creating $(VENV) and installing coneheads with its tools (some minutes the first time)"
+# The demo needs the lab alone; tests need every library that coneheads goes into.
+$(LAB): pyproject.toml constraints.txt
+	@echo "==> creating $(VENV) and installing coneheads (a minute or two the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "coneheads needs Python 3.10 or newer; try: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --editable ".[lab]"
+	@touch $@
+
+$(STAMP): $(LAB)
+	@echo "==> installing the tools and libraries that the tests need (a minute or two the first time)"
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
-demo: $(STAMP)  ## train dot product and cones on a hierarchical task, side by side: a table and a report page (3 minutes)
+# timm needs torchvision, whose build for CUDA, the only one on PyPI for Linux, cannot be imported beside a torch for the CPU, and then
+# breaks transformers and diffusers too. So both stand in an environment of their own, which sees all else that .venv has.
+$(TIMM): $(STAMP)
+	@echo "==> creating $(VENV)-timm for the tests of timm"
+	@$(BIN)/python -m venv --without-pip $(VENV)-timm
+	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+		> "$$($(VENV)-timm/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth"
+	@$(BIN)/python -m pip --python $(VENV)-timm/bin/python install --quiet "timm>=1.0.20"
+	@touch $@
+
+demo: $(LAB)  ## train dot product and cones on a hierarchical task, side by side: a table and a report page (3 minutes)
 	@echo "==> running coneheads compare"
 	@$(BIN)/coneheads compare
 
-test: $(STAMP)  ## run the tests, without the slow ones
+test: $(STAMP) $(TIMM)  ## run the tests, without the slow ones
 	@echo "==> running the tests on $(WORKERS) workers"
 	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow"
+	@echo "==> running the tests of timm in $(VENV)-timm"
+	@$(VENV)-timm/bin/python -m pytest -q -n $(WORKERS) tests/integrations/test_timm.py
 
 check: $(STAMP)  ## lint, check format and types, run the tests
 	@echo "==> linting"
@@ -83,6 +103,6 @@ docs: $(STAMP)  ## regenerate the tables and figures of README and docs
 	@$(BIN)/python docs/measure_errors.py
 
 clean:  ## remove .venv, outputs and caches
-	@echo "==> removing $(VENV), outputs and caches"
-	@rm -rf $(VENV) outputs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	@echo "==> removing $(VENV), $(VENV)-timm, outputs and caches"
+	@rm -rf $(VENV) $(VENV)-timm outputs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	@find src tests docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,12 +11,11 @@ import coneheads
 from coneheads.lab import tasks
 from coneheads.lab.commands import ModelOptions
 from coneheads.lab.config import SCORES
-from coneheads.lab.models.attention import LearnedScore
 from coneheads.lab.models.encoder import Encoder
-from coneheads.lab.models.start import PAPER
 from coneheads.lab.tasks.base import Batch
 from coneheads.lab.tasks.options import KinOptions
 from coneheads.lab.telemetry import QUANTILES, Call, cone_points, describe, hear, listening, observe
+from coneheads.nn import ConeAttention
 from coneheads.scores import FinitePenumbral, FiniteUmbral, Laplacian, Penumbral, Umbral
 
 KIN = KinOptions(branching=2, depth=4, set_size=5, examples=300)
@@ -153,7 +152,7 @@ def test_learned_numbers_are_told_for_each_head():
     task = tasks.make(KIN, seed=0)
     model = task.model(ModelOptions(score="penumbral", qk_dim=3, heads=2, depth=1, gamma=2.0, learn_gamma=True))
     with torch.no_grad():
-        next(module for module in model.modules() if isinstance(module, LearnedScore)).log_gamma[1] = math.log(7.0)
+        next(module for module in model.modules() if isinstance(module, ConeAttention)).log_gamma[1] = math.log(7.0)
     gammas = [head["parameters"]["gamma"] for head in observe(model, task)["layers"][0]["heads"]]
     assert gammas == pytest.approx([2.0, 7.0])
 
@@ -172,7 +171,7 @@ def test_observing_leaves_the_model_as_it_was():
 
 
 def test_a_model_that_fails_is_listened_to_no_more():
-    model = LearnedScore("dot", 1, 2, PAPER)
+    model = ConeAttention("dot", 1, 2)
     with pytest.raises(RuntimeError), listening(model):
         raise RuntimeError
     assert not model._forward_pre_hooks

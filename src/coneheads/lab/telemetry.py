@@ -20,8 +20,8 @@ from coneheads.backends.inputs import compute_dtype
 from coneheads.functional import attention_weights
 from coneheads.geometry.cone_levels import lca_level
 from coneheads.geometry.primitives import angle_from_chord_sq
-from coneheads.lab.models.attention import LearnedScore
 from coneheads.lab.tasks.base import Batch, Task
+from coneheads.nn import ConeAttention
 from coneheads.scores import FinitePenumbral, FiniteUmbral, Penumbral, Score, Umbral
 
 EXAMPLES = 256
@@ -105,7 +105,7 @@ def listening(model: nn.Module) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def listener(name: str) -> Any:
-        def note(module: LearnedScore, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note(module: ConeAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
             query, key, mask = given["query"].detach(), given["key"].detach(), given.get("attn_mask")
             shape = (*query.shape[:-1], key.shape[-2])
@@ -117,7 +117,7 @@ def listening(model: nn.Module) -> Iterator[list[Call]]:
     handles = [
         module.register_forward_pre_hook(listener(name), with_kwargs=True)
         for name, module in model.named_modules()
-        if isinstance(module, LearnedScore)
+        if isinstance(module, ConeAttention)
     ]
     try:
         yield calls

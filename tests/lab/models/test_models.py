@@ -8,7 +8,7 @@ import torch
 import coneheads
 from coneheads.lab.commands import ModelOptions
 from coneheads.lab.config import SCORES, WrongUse
-from coneheads.lab.models.attention import Attention, LearnedScore, QueryKey
+from coneheads.lab.models.attention import Attention, QueryKey, scored
 from coneheads.lab.models.encoder import Encoder
 from coneheads.lab.models.start import PAPER, Start, resolve
 
@@ -21,11 +21,11 @@ def small(**changes):
 
 def test_the_papers_start_is_the_papers_settings():
     assert resolve(small(start="paper")) == PAPER
-    score = LearnedScore("penumbral", 2, 4, PAPER).score()
+    score = scored("penumbral", 2, 4, PAPER).score()
     assert score == coneheads.Penumbral()
-    assert LearnedScore("umbral", 2, 4, PAPER).score() == coneheads.Umbral()
-    assert LearnedScore("dot", 2, 4, PAPER).score() == coneheads.DotProduct(scale=0.5)
-    assert list(LearnedScore("penumbral", 2, 4, PAPER).parameters()) == []
+    assert scored("umbral", 2, 4, PAPER).score() == coneheads.Umbral()
+    assert scored("dot", 2, 4, PAPER).score() == coneheads.DotProduct(scale=0.5)
+    assert list(scored("penumbral", 2, 4, PAPER).parameters()) == []
 
 
 def test_a_number_given_by_a_flag_overrides_the_start():
@@ -35,11 +35,11 @@ def test_a_number_given_by_a_flag_overrides_the_start():
 
 @pytest.mark.parametrize("name", SCORES)
 def test_gamma_starts_at_its_value_and_has_a_gradient_for_every_head(name):
-    learned = LearnedScore(name, 2, 4, Start(gamma=3.0, learn_gamma=True, learn_radius=True))
+    learned = scored(name, 2, 4, Start(gamma=3.0, learn_gamma=True, learn_radius=True))
     query, key, value = torch.randn(3, 1, 2, 5, 4).unbind(0)
-    out = learned(query, key, value)
+    out, _ = learned(query, key, value)
     with torch.no_grad():
-        plain = LearnedScore(name, 2, 4, Start(gamma=3.0))(query, key, value)
+        plain, _ = scored(name, 2, 4, Start(gamma=3.0))(query, key, value)
     assert torch.allclose(out, plain, atol=1e-5)
     out.square().sum().backward()
     for parameter in learned.parameters():
@@ -49,8 +49,8 @@ def test_gamma_starts_at_its_value_and_has_a_gradient_for_every_head(name):
 
 def test_radius_is_learned_by_the_scores_that_have_one():
     start = Start(learn_radius=True)
-    assert {name: len(list(LearnedScore(name, 2, 4, start).parameters())) for name in SCORES} == {
-        "penumbral": 1, "umbral": 1, "umbral_finite": 1, "penumbral_finite": 0, "laplacian": 0, "half_space": 0,
+    assert {name: len(list(scored(name, 2, 4, start).parameters())) for name in SCORES} == {
+        "penumbral": 1, "umbral": 1, "umbral_finite": 1, "penumbral_finite": 1, "laplacian": 0, "half_space": 0,
         "hyperboloid": 0, "dot": 0,
     }  # fmt: skip
 

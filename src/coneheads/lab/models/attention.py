@@ -1,52 +1,27 @@
-"""Attention with a score that can be chosen: learned parameters of the score, projections, heads."""
+"""Attention with a score that can be chosen: how its parameters and its projections start."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from coneheads.functional import attention
 from coneheads.lab.commands import ModelOptions
 from coneheads.lab.models.start import Start, resolve
-from coneheads.scores import BY_NAME, Score
+from coneheads.nn.cone_attention import ConeAttention, shape_field
+from coneheads.scores import BY_NAME
 
 
-class LearnedScore(nn.Module):
-    """A score whose temperature, and light or radius, may be learned: one positive number a head.
-
-    A learned number p is stored as log p, so that it is positive by construction and a step changes it by a share.
-    """
-
-    def __init__(self, name: str, heads: int, size: int, start: Start) -> None:
-        super().__init__()
-        self.cls, self.start, self.size = BY_NAME[name], start, size
-        self.log_gamma = _logarithm(start.gamma, heads) if start.learn_gamma else None
-        self.log_radius = None
-        if start.learn_radius and (shape := self._shape_field()):
-            self.log_radius = _logarithm(getattr(start, shape), heads)
-
-    def _shape_field(self) -> str | None:
-        """The field that shapes the cones, by its name in Start."""
-        fields = self.cls.__dataclass_fields__
-        return next((name for name in ("light_height", "radius") if name in fields), None)
-
-    def score(self) -> Score:
-        """The score as it is now; learned fields are tensors [H]."""
-        gamma: Any = self.start.gamma if self.log_gamma is None else self.log_gamma.exp()
-        names = self.cls.__dataclass_fields__
-        fields: dict[str, Any] = {"gamma": gamma, "beta": gamma, "scale": gamma * self.size**-0.5}
-        for name in ("light_height", "radius", "height_scale", "readout"):
-            fields[name] = getattr(self.start, name)
-        if self.log_radius is not None and (shape := self._shape_field()):
-            fields[shape] = self.log_radius.exp()
-        return self.cls(**{name: value for name, value in fields.items() if name in names})
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """[B, H, L, E], [B, H, S, E], [B, H, S, Ev] -> [B, H, L, Ev]."""
-        return attention(query, key, value, attn_mask, score=self.score())
+def scored(name: str, heads: int, size: int, start: Start) -> ConeAttention:
+    """Attention with the score of this name, its numbers and what it learns of them as a start says."""
+    fields = {"gamma": start.gamma, "beta": start.gamma, "scale": start.gamma * size**-0.5}
+    fields |= {field: getattr(start, field) for field in ("light_height", "radius", "height_scale", "readout")}
+    own = {field.name for field in dataclasses.fields(BY_NAME[name])}
+    score = BY_NAME[name](**{field: value for field, value in fields.items() if field in own})
+    learn_radius = start.learn_radius and shape_field(score) is not None
+    return ConeAttention(score, heads, size, learn_gamma=start.learn_gamma, learn_radius=learn_radius)
 
 
 class QueryKey(nn.Module):
@@ -90,16 +65,12 @@ class Attention(nn.Module):
         self.heads = options.heads
         self.query_key = QueryKey(options, options.width)
         self.value = nn.Linear(options.width, options.width)
-        self.score = LearnedScore(options.score, options.heads, options.qk_dim, resolve(options))
+        self.score = scored(options.score, options.heads, options.qk_dim, resolve(options))
         self.out = nn.Linear(options.width, options.width)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """[B, L, W] -> [B, L, W]; attn_mask broadcasts to [B, H, L, L], True where a query attends."""
         query, key = self.query_key(x, x)
         value = self.value(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
-        mixed = self.score(query, key, value, attn_mask)
+        mixed, _ = self.score(query, key, value, attn_mask)
         return self.out(mixed.transpose(-2, -3).flatten(-2))
-
-
-def _logarithm(value: float, heads: int) -> nn.Parameter:
-    return nn.Parameter(torch.full((heads,), math.log(value)))

@@ -1,0 +1,234 @@
+"""One line for a model that exists: ``convert`` swaps its attention, ``revert`` puts the old one back."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from coneheads import _checks
+from coneheads.integrations.layers import Inputs, Layer, Library, Settings
+from coneheads.nn import ConeAttention
+from coneheads.scores import Score, resolve
+
+#: the library that must have been imported for its file to be of use, and the file
+LIBRARIES = {
+    "torch": "torch_nn",
+    "transformers": "transformers",
+    "timm": "timm",
+    "diffusers": "diffusers",
+    "torch_geometric": "pyg",
+}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What ``convert`` did: the layers that have cone attention now, and those that have not, with the reason.
+
+    ``probed`` says whether a forward showed that each of them calls it.
+    """
+
+    score: Score
+    swapped: tuple[Layer, ...]
+    skipped: tuple[Layer, ...]
+    probed: bool
+
+    @property
+    def found(self) -> tuple[Layer, ...]:
+        """All attention layers, converted or not."""
+        return (*self.swapped, *self.skipped)
+
+    def __len__(self) -> int:
+        return len(self.swapped)
+
+    def __str__(self) -> str:
+        seen = (
+            "each seen in a probe forward"
+            if self.probed
+            else "no probe forward: give probe= to see each of them called"
+        )
+        lines = [
+            f"{len(self.swapped)} of {len(self.found)} attention layers have the score {self.score.name!r} ({seen})"
+        ]
+        lines += [f"  {layer.name or '(the model)'}: {layer.kind}" for layer in self.swapped]
+        lines += [f"  {layer.name or '(the model)'}: left as it is, {layer.why_not}" for layer in self.skipped]
+        return "\n".join(lines)
+
+
+def convert(
+    model: nn.Module,
+    score: Score | str = "penumbral",
+    where: str | Callable[[str], bool] | None = None,
+    *,
+    learn_gamma: bool = False,
+    learn_radius: bool = False,
+    probe: Any = None,
+) -> Conversion:
+    """Gives the attention layers of a model another score, in place; all weights stay.
+
+    It knows ``nn.MultiheadAttention`` (and so ``nn.Transformer*``), transformers, timm, diffusers and PyG, and goes
+    through the extension point of each. Call it before ``torch.compile``, DDP or FSDP, and before the optimizer is made
+    if something is to be learned.
+
+    Args:
+        model: any module; layers are found by their class, at any depth.
+        score: a name, for a score that starts as ``coneheads.nn.start`` says, or a score object, which stays as it is.
+        where: which layers, by their name in ``model.named_modules()``: a pattern like ``"encoder.*"``, or a function.
+        learn_gamma: learn the temperature, one for each head of each layer; saved with the model.
+        learn_radius: learn radius or light of the cones, likewise.
+        probe: an input of the model, for a forward that shows that each layer calls the new attention: a tensor, a
+            tuple of positional or a dict of keyword arguments. Models of transformers, timm and diffusers need none.
+
+    Returns:
+        A ``Conversion``: how many layers, which, and why others were left as they are.
+
+    Raises:
+        ValueError: no layer was found, or none could be converted.
+        RuntimeError: the probe forward failed, or a layer did not call the new attention. The model is as it was then.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(d_model=32, nhead=4, batch_first=True)
+        >>> model = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        >>> len(convert(model, "umbral"))
+        2
+    """
+    _check_model(model)
+    settings = Settings(score, learn_gamma, learn_radius)
+    resolved = resolve(score)
+    libraries = _libraries()
+    inputs = _given(probe) if probe is not None else _inputs_for(model, libraries)
+    run = (lambda: _run(model, inputs)) if inputs is not None else None
+    found = [(library, layer) for library in libraries for layer in library.find(model, run)]
+    chosen = [(library, layer) for library, layer in found if not layer.why_not and _selected(where, layer.name)]
+    taken = {layer.name for _, layer in chosen}
+    skipped = tuple(_with_reason(layer) for _, layer in found if layer.name not in taken)
+    if not chosen:
+        raise ValueError(_nothing_to_do(model, where, [layer for _, layer in found]))
+    try:
+        cones: dict[str, ConeAttention] = {}
+        for library in libraries:
+            own = [layer for home, layer in chosen if home is library]
+            cones |= library.swap(model, own, settings) if own else {}
+        if run is not None:
+            _probe(run, cones)
+    except BaseException:
+        for library in libraries:
+            library.restore(model)
+        raise
+    return Conversion(resolved, tuple(layer for _, layer in chosen), skipped, probed=run is not None)
+
+
+def revert(model: nn.Module) -> list[str]:
+    """Puts back the attention that ``convert`` replaced; what was learned of the score is lost.
+
+    Returns the names of the layers. A model without a converted layer is an error.
+    """
+    _check_model(model)
+    restored = [name for library in _libraries() for name in library.restore(model)]
+    if not restored:
+        raise ValueError(
+            f"model {type(model).__name__} has no layer that convert has changed: there is nothing to revert"
+        )
+    return restored
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module; got {_checks.describe(model)}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("model is a TorchScript module, whose code is fixed; convert it before torch.jit")
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        raise TypeError("model is compiled; convert it first, then call torch.compile")
+
+
+def _libraries() -> list[Library]:
+    """The files of the libraries that have been imported: a model of another cannot be there."""
+    files = [file for library, file in LIBRARIES.items() if library in sys.modules]
+    return [cast(Library, importlib.import_module(f"coneheads.integrations.{file}")) for file in files]
+
+
+def _inputs_for(model: nn.Module, libraries: Sequence[Library]) -> Inputs | None:
+    found = (library.inputs_for(model) for library in libraries)
+    return next((inputs for inputs in found if inputs is not None), None)
+
+
+def _given(probe: Any) -> Inputs:
+    if isinstance(probe, dict):
+        return probe
+    return {"": probe if isinstance(probe, tuple) else (probe,)}
+
+
+def _selected(where: str | Callable[[str], bool] | None, name: str) -> bool:
+    if where is None:
+        return True
+    return fnmatch.fnmatchcase(name, where) if isinstance(where, str) else bool(where(name))
+
+
+def _with_reason(layer: Layer) -> Layer:
+    """A layer that was not taken says why; if it could be, ``where`` left it out."""
+    if layer.why_not:
+        return layer
+    return Layer(layer.name, layer.module, layer.heads, layer.size, why_not="where= does not name it")
+
+
+def _nothing_to_do(model: nn.Module, where: object, found: Sequence[Layer]) -> str:
+    kind = type(model).__name__
+    if not found:
+        known = ", ".join(LIBRARIES)
+        return f"model {kind} has no attention layer of a library that convert knows ({known})"
+    able = [layer for layer in found if not layer.why_not]
+    if able:
+        names = ", ".join(repr(layer.name) for layer in able)
+        return f"where={where!r} matches no attention layer of {kind}; there are {names}"
+    reasons = "; ".join(f"{layer.name!r} ({layer.kind}): {layer.why_not}" for layer in found)
+    return f"no attention layer of {kind} can be converted: {reasons}"
+
+
+def _run(model: nn.Module, inputs: Inputs) -> Any:
+    """A forward that leaves no trace: in eval mode, without gradients, random numbers as they were."""
+    positional = inputs.get("", ())
+    keywords = {name: value for name, value in inputs.items() if name}
+    with _in_eval(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return model(*positional, **keywords)
+
+
+@contextlib.contextmanager
+def _in_eval(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _probe(run: Callable[[], Any], cones: dict[str, ConeAttention]) -> None:
+    """One forward; an error if it fails or if one of the layers does not call its new attention."""
+    called: set[str] = set()
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: called.add(name)
+
+    handles = [cone.register_forward_hook(note(name)) for name, cone in cones.items()]
+    try:
+        run()
+    except Exception as error:
+        raise RuntimeError(
+            f"the probe forward of the converted model failed ({error}); give an input that it takes: probe="
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    if silent := sorted(set(cones) - called):
+        names = ", ".join(map(repr, silent))
+        raise RuntimeError(
+            f"a probe forward did not call the new attention in {names}: the old one is still in use there"
+        )
