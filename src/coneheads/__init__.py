@@ -7,6 +7,8 @@ from coneheads._version import __version__
 
 if TYPE_CHECKING:
     from coneheads.functional import attention, attention_scores, attention_weights, available_backends
+    from coneheads.integrations.conversion import Conversion, convert, revert
+    from coneheads.nn import ConeMultiheadAttention
     from coneheads.scores import (
         DotProduct,
         FinitePenumbral,
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ConeMultiheadAttention",
+    "Conversion",
     "DotProduct",
     "FinitePenumbral",
     "FiniteUmbral",
@@ -32,8 +36,11 @@ __all__ = [
     "attention_scores",
     "attention_weights",
     "available_backends",
+    "convert",
+    "revert",
 ]
-_SUBMODULES = ("backends", "functional", "geometry", "scores")
+_HOMES = ("functional", "scores", "nn", "integrations.conversion")
+_SUBMODULES = ("backends", "functional", "geometry", "integrations", "nn", "scores")
 
 
 def __getattr__(name: str) -> Any:
@@ -42,7 +49,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"coneheads.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'coneheads' has no attribute {name!r}")
-    for module in ("functional", "scores"):
+    for module in _HOMES:
         home = importlib.import_module(f"coneheads.{module}")
         globals().update({public: getattr(home, public) for public in __all__ if hasattr(home, public)})
     return globals()[name]

@@ -100,6 +100,8 @@ def convert(
         2
     """
     _check_model(model)
+    if where is not None and not isinstance(where, str) and not callable(where):
+        raise TypeError(f"where must be a pattern or a function; got {_checks.describe(where)}")
     settings = Settings(score, learn_gamma, learn_radius)
     resolved = resolve(score)
     libraries = _libraries()
@@ -120,7 +122,7 @@ def convert(
             _probe(run, cones)
     except BaseException:
         for library in libraries:
-            library.restore(model)
+            library.restore(model, taken)
         raise
     return Conversion(resolved, tuple(layer for _, layer in chosen), skipped, probed=run is not None)
 
@@ -144,7 +146,8 @@ def _check_model(model: object) -> None:
         raise TypeError(f"model must be a torch.nn.Module; got {_checks.describe(model)}")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("model is a TorchScript module, whose code is fixed; convert it before torch.jit")
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # which takes a second to import
+    if compiler is not None and isinstance(model, compiler.OptimizedModule):
         raise TypeError("model is compiled; convert it first, then call torch.compile")
 
 
@@ -214,10 +217,16 @@ def _probe(run: Callable[[], Any], cones: dict[str, ConeAttention]) -> None:
     """One forward; an error if it fails or if one of the layers does not call its new attention."""
     called: set[str] = set()
 
-    def note(name: str) -> Callable[..., None]:
-        return lambda *_: called.add(name)
+    def noted(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.add(name)
+            return forward(*args, **kwargs)
 
-    handles = [cone.register_forward_hook(note(name)) for name, cone in cones.items()]
+        return call
+
+    for name, cone in cones.items():
+        # No hook: PyTorch's encoder layer would see it, and leave the fast path that is to be found out.
+        cone.forward = noted(name, cone.forward)  # type: ignore[method-assign]
     try:
         run()
     except Exception as error:
@@ -225,8 +234,8 @@ def _probe(run: Callable[[], Any], cones: dict[str, ConeAttention]) -> None:
             f"the probe forward of the converted model failed ({error}); give an input that it takes: probe="
         ) from error
     finally:
-        for handle in handles:
-            handle.remove()
+        for cone in cones.values():
+            del cone.forward
     if silent := sorted(set(cones) - called):
         names = ", ".join(map(repr, silent))
         raise RuntimeError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import nn
@@ -27,11 +27,11 @@ class Layer:
     size: int = 0
     #: why it cannot be converted; empty if it can
     why_not: str = ""
+    #: the class before the conversion, as one would import it: ``timm.layers.attention.Attention``
+    kind: str = field(init=False)
 
-    @property
-    def kind(self) -> str:
-        """The class, as one would import it: ``timm.layers.attention.Attention``."""
-        return f"{type(self.module).__module__}.{type(self.module).__qualname__}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", f"{type(self.module).__module__}.{type(self.module).__qualname__}")
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Library(Protocol):
     def swap(self, model: nn.Module, layers: Sequence[Layer], settings: Settings) -> dict[str, ConeAttention]:
         """Converts these layers in place, weights kept. Returns what each of them calls from now on, by name."""
 
-    def restore(self, model: nn.Module) -> list[str]:
-        """Undoes ``swap`` wherever it finds its traces. Returns the names of the layers."""
+    def restore(self, model: nn.Module, names: Collection[str] | None = None) -> list[str]:
+        """Undoes ``swap`` in the layers of these names, or wherever it finds its traces. Returns the names."""
 
     def inputs_for(self, model: nn.Module) -> Inputs | None:
         """A small input that runs all attention layers of this model; None if it is not a model of this library."""

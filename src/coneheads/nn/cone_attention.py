@@ -33,7 +33,7 @@ class ConeAttention(nn.Module):
     Example:
         >>> cone = ConeAttention("penumbral", heads=4, size=16, learn_gamma=True)
         >>> q, k, v = torch.randn(3, 2, 4, 10, 16).unbind(0)
-        >>> cone(q, k, v).shape, list(cone.state_dict())
+        >>> cone(q, k, v)[0].shape, list(cone.state_dict())
         (torch.Size([2, 4, 10, 16]), ['log_gamma'])
     """
 
@@ -171,4 +171,5 @@ def _logarithm(
     if not bool((value > 0).all()):
         raise ValueError(f"score.{field} must be positive to be learned; got {value.tolist()}")
     logarithm = (value / unit).log().reshape(-1).expand(heads)
+    device = torch.get_default_device() if device is None else device  # which may be meta
     return nn.Parameter(logarithm.to(device=device, dtype=dtype or torch.get_default_dtype(), copy=True))

@@ -1,0 +1,121 @@
+"""The score on the edges of a graph: one number an edge and head, where ``attention_scores`` has all pairs."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from coneheads import _checks
+from coneheads.backends.inputs import compute_dtype, finite_or_zero, without_autocast
+from coneheads.nn.cone_attention import ConeAttention
+from coneheads.scores import Score
+from coneheads.scores.base import NO_LEVEL
+
+
+def edge_scores(score: Score, query: Tensor, key: Tensor, edge_index: Tensor) -> Tensor:
+    """The score of the target's query and the source's key for every edge, before the softmax over a target's edges.
+
+    Every node becomes a point once, however many edges it has, and distances come from differences of the points: what
+    one pair gives, ``attention_scores`` gives in its place. Memory is that of [M, H, E].
+
+    Args:
+        score: its fields are numbers, or tensors of shape [] or [H].
+        query: [N_target, H, E], E >= 2.
+        key: [N_source, H, E], of the same dtype, on the same device.
+        edge_index: integers [2, M], the sources and the targets; an edge that stands twice counts twice.
+
+    Returns:
+        [M, H] in float32, in float64 for float64 inputs: half precision is not rounded before the softmax.
+
+    Example:
+        >>> from coneheads.scores import Umbral
+        >>> query, key = torch.randn(2, 5, 3, 8).unbind(0)             # 5 nodes, 3 heads, 8 features
+        >>> edge_index = torch.tensor([[0, 1, 4], [2, 2, 3]])          # 0 -> 2, 1 -> 2, 4 -> 3
+        >>> edge_scores(Umbral(), query, key, edge_index).shape
+        torch.Size([3, 3])
+    """
+    _check(query, key, edge_index)
+    source, target = edge_index
+    with without_autocast(query.device.type):
+        tensors = {
+            name: _checks.per_head(name, value, query, (query.shape[1],)).to(compute_dtype(query.dtype))
+            for name, value in score.parameters().items()
+            if isinstance(value, Tensor)
+        }
+        score = score.for_size(query.shape[-1]).with_parameters(tensors)
+        k, k_level, bad_key = _points(score, key)
+        q, q_level, bad_query = (k, k_level, bad_key) if query is key else _points(score, query)
+        q, k = _of_edges("query", q, "target", target), _of_edges("key", k, "source", source)  # [M, H, P]
+        measure = (q * k if score.measures == "product" else (q - k).square()).sum(-1)
+        levels = (NO_LEVEL, NO_LEVEL)
+        if q_level is not None and k_level is not None:
+            levels = (_columns(q_level.index_select(0, target)), _columns(k_level.index_select(0, source)))
+        scores = score.pair(_columns(measure), *levels).squeeze(-1).T
+        return scores.masked_fill(bad_query.index_select(0, target) | bad_key.index_select(0, source), torch.nan)
+
+
+class EdgeAttention(ConeAttention):
+    """``ConeAttention`` for the edges of a graph: it gives their scores, and the graph's layer does the rest.
+
+    Arguments as in ``ConeAttention``.
+
+    Example:
+        >>> cone = EdgeAttention("penumbral", heads=3, size=8, learn_gamma=True)
+        >>> query, key = torch.randn(2, 5, 3, 8).unbind(0)
+        >>> cone(query, key, torch.tensor([[0, 1, 4], [2, 2, 3]])).shape
+        torch.Size([3, 3])
+    """
+
+    def forward(self, query: Tensor, key: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        """[N_target, H, E], [N_source, H, E] and [2, M] -> the scores [M, H], see ``edge_scores``."""
+        return edge_scores(self.score(), query, key, edge_index)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise TypeError("torch.jit.script cannot compile coneheads' layers for graphs; use torch.compile")
+
+
+def _points(score: Score, features: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """features [N, H, E] -> positions [N, H, P], levels [N, H] or None, and which are bad (hold NaN or inf), [N, H].
+
+    The bad ones compute as zeros, so that their NaN reaches the scores of their own edges and no gradient.
+    """
+    finite, bad = finite_or_zero(features)
+    position, level = score.points(finite.transpose(0, 1))
+    return position.transpose(0, 1), None if level is None else level.T, bad
+
+
+def _columns(edges: Tensor) -> Tensor:
+    """[M, H] -> [H, M, 1]: to a score, the edges are queries with one key each."""
+    return edges.T[..., None]
+
+
+def _of_edges(argument: str, points: Tensor, side: str, index: Tensor) -> Tensor:
+    try:
+        return points.index_select(0, index)
+    except IndexError as error:
+        raise IndexError(
+            f"edge_index has a {side} outside 0..{points.shape[0] - 1}, the nodes of {argument}; "
+            f"they reach from {index.min().item()} to {index.max().item()}"
+        ) from error
+
+
+def _check(query: object, key: object, edge_index: object) -> None:
+    for argument, value in (("query", query), ("key", key)):
+        if not isinstance(value, Tensor) or value.dim() != 3:
+            raise ValueError(f"{argument} must be a tensor [nodes, heads, size]; got {_checks.describe(value)}")
+    assert isinstance(query, Tensor)
+    assert isinstance(key, Tensor)
+    _checks.query_and_key(query.transpose(0, 1), key.transpose(0, 1), enable_gqa=False)
+    if query.shape[1] != key.shape[1]:
+        raise ValueError(
+            f"query and key must have the same number of heads (their second size); "
+            f"got query {_checks.describe(query)} and key {_checks.describe(key)}"
+        )
+    whole = isinstance(edge_index, Tensor) and edge_index.dtype in (torch.int64, torch.int32)
+    if not isinstance(edge_index, Tensor) or not whole or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"edge_index must be an int64 or int32 tensor [2, edges], the sources and the targets; "
+            f"got {_checks.describe(edge_index)}"
+        )
