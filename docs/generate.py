@@ -8,6 +8,7 @@ A table NAME stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`.
 
 import argparse
 import dataclasses
+import importlib
 import json
 import re
 import sys
@@ -19,11 +20,20 @@ from coneheads.backends import BACKENDS
 from coneheads.lab.models.start import PAPER, TUNED, Start
 from coneheads.lab.speed import results, screen, targets
 from coneheads.lab.speed.runs import YARDSTICK, Run
+from coneheads.nn.start import TEMPERATURE
 from coneheads.scores import BY_NAME, Score
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # for what the tests know
 MEASURED = ROOT / "benchmarks/results/targets.csv"
 RESULTS = ROOT / "docs/results"
+LIBRARIES = {
+    "torch_nn": "torch",
+    "transformers": "transformers",
+    "timm": "timm",
+    "diffusers": "diffusers",
+    "pyg": "torch-geometric",
+}
 LAB_SCORES = ("dot", "laplacian", "penumbral", "umbral")
 
 
@@ -55,13 +65,14 @@ def backends_table() -> str:
             backend.memory,
             "yes" if backend.second_derivative else "no",
             "yes" if backend.transforms else "no",
+            "yes" if backend.onnx else "no",
             ", ".join(backend.devices) or "every",
             ", ".join(str(dtype).removeprefix("torch.") for dtype in backend.dtypes),
         ]
         for backend in BACKENDS
     ]
     return markdown_table(
-        ["name", "how", "memory beside inputs", "second derivative", "`torch.func`", "devices", "dtypes"], rows
+        ["name", "how", "memory beside inputs", "second derivative", "`torch.func`", "ONNX", "devices", "dtypes"], rows
     )
 
 
@@ -257,6 +268,37 @@ def _plain(value: object) -> str:
     )
 
 
+def supported_table() -> str:
+    """The models that the tests convert, and those that they see refused, by library and the version installed."""
+    pins = dict(re.findall(r"^([\w-]+)==([^;\s]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    rows = []
+    for library, package in LIBRARIES.items():
+        models = importlib.import_module(f"tests.integrations.{library}_models")
+        names = [", ".join(f"`{name}`" for name in getattr(models, found, {})) for found in ("MODELS", "REFUSED")]
+        rows.append([f"{package} {pins[package]}", *names])
+    return markdown_table(["library", "converted", "refused, with the reason"], rows)
+
+
+def entropy_table() -> str:
+    """The share of keys that a query attends to in a new layer."""
+    entropy = importlib.import_module("tests.nn.entropy")
+
+    def start(score: str) -> str:
+        if score not in TEMPERATURE:
+            return "1 / sqrt(E)"
+        factor, power = TEMPERATURE[score]
+        return f"{factor:g}" + ({0.5: " sqrt(E)", -0.5: " / sqrt(E)", 0.0: ""}[power])
+
+    rows = [
+        [f"`{row.score}`", start(row.score)]
+        + [f"{row.started[size]:.2f}" for size in entropy.SIZES]
+        + [" / ".join(f"{row.plain[size]:.2f}" for size in entropy.SIZES)]
+        for row in entropy.rows()
+    ]
+    sizes = [f"E = {size}" for size in entropy.SIZES]
+    return markdown_table(["score", "gamma at the start", *sizes, "with gamma = 1"], rows)
+
+
 def with_table(text: str, name: str, table: str) -> str:
     """The text with the table of that name replaced."""
     begin, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
@@ -281,6 +323,7 @@ TABLES = {
         "tree": lambda: scores_by_size("tree", "objective and start", share=True),
         "commands": commands_list,
     },
+    "docs/integrations.md": {"supported": supported_table, "entropy": entropy_table},
     "benchmarks/README.md": {"targets": targets_table},
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coneheads import _checks
 from coneheads.backends import build, chunked, cpp, reference
-from coneheads.backends.inputs import Inputs, in_transform
+from coneheads.backends.inputs import Inputs, in_onnx_export, in_transform
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Backend:
     memory: str  # of forward and backward, beside inputs and outputs
     second_derivative: bool
     transforms: bool  # torch.func.grad, vmap, jvp and the like, and forward-mode differentiation
+    onnx: bool = False  # torch.onnx.export, which takes PyTorch's own operators alone
     devices: tuple[str, ...] = ()  # empty: every device
     dtypes: tuple[torch.dtype, ...] = _checks.FLOATING
     obstacle: Callable[[Inputs], str | None] | None = None  # a reason of its own why it cannot serve a call
@@ -42,6 +43,8 @@ class Backend:
             reasons.append(f"it takes {names} and query is {str(inputs.query.dtype).removeprefix('torch.')}")
         if not self.transforms and in_transform():
             reasons.append("it has no rules for torch.func and forward-mode differentiation, which are at work here")
+        if not self.onnx and in_onnx_export():
+            reasons.append("it is an operator of its own, which torch.onnx.export, at work here, cannot translate")
         if not reasons and self.obstacle is not None and (reason := self.obstacle(inputs)):
             reasons.append(reason)
         return reasons
@@ -75,6 +78,7 @@ BACKENDS = (
         memory="L x S x E",
         second_derivative=True,
         transforms=True,
+        onnx=True,
     ),
 )
 NAMES = tuple(backend.name for backend in BACKENDS)

@@ -204,6 +204,18 @@ def _trace_backward(query, key, value, mask, seed, tensors, *rest):  # type: ign
     return [t.new_empty(t.shape) for t in (query, key, value)] + [grad_mask] + [t.new_empty(t.shape) for t in tensors]
 
 
+def _load_and_run(query, *rest):  # type: ignore[no-untyped-def]
+    """The operator while the kernels are not loaded: a program of ``torch.export`` calls it first in a new process."""
+    reason = unavailable() if query.is_cpu else f"query is on {query.device}"
+    if reason is not None:
+        raise RuntimeError(
+            f"this program was exported with the fused kernels for the CPU, which cannot serve here: {reason}. "
+            "With CONEHEADS_CPP=off in the environment of torch.export the program does without them"
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        return _operator(query, *rest)  # the kernels take precedence over this function once they are there
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, mask, seed, tensors, *ctx.rest = inputs
     ctx.save_for_backward(query, key, value, mask, seed, *output, *tensors)
@@ -224,6 +236,7 @@ def _refuse(ctx: Any, *grads: Tensor) -> None:
     )
 
 
+LIBRARY.impl("cpp_attention", _load_and_run, "CompositeExplicitAutograd")
 torch.library.register_fake("coneheads::cpp_attention", _trace, lib=LIBRARY)
 torch.library.register_fake("coneheads::cpp_attention_backward", _trace_backward, lib=LIBRARY)
 torch.library.register_autograd("coneheads::cpp_attention", _differentiate, setup_context=_save, lib=LIBRARY)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from coneheads.backends import ops, reference
-from coneheads.backends.inputs import Inputs, Points, in_transform, prepare, without_autocast
+from coneheads.backends.inputs import Inputs, Points, in_onnx_export, in_transform, prepare, without_autocast
 from coneheads.backends.ops import LIBRARY, POINTS
 from coneheads.backends.pairs import PairGradients, Pairs, Tile, blocks
 
 
 def pair_scores(inputs: Inputs) -> Tensor:
     """The scores [B, H, L, S] of a call's queries and keys in the compute dtype; NaN where one of them holds NaN."""
-    transformed = in_transform()  # where the operator has no rule
-    points, _, bad, bad_query = prepare(inputs, every_head=transformed)
-    if transformed:
+    plain = in_transform() or in_onnx_export()  # where the operator has no rule
+    points, _, bad, bad_query = prepare(inputs, every_head=plain)
+    if plain:
         scores = reference.pair_scores(inputs.score, points)
     else:
         scores = torch.ops.coneheads.pair_scores(*ops.call_arguments(inputs.score, points))

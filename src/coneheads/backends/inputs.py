@@ -55,6 +55,16 @@ def in_transform() -> bool:
     return torch._C._functorch.maybe_current_level() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
+def in_onnx_export() -> bool:
+    """Whether ``torch.onnx.export`` is at work, which knows the operators of PyTorch and none of ours."""
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
+
+
+# torch.compile and strict export call it instead of looking inside: they take torch.onnx.is_in_onnx_export for False,
+# although torch.onnx.export itself tries strict export where the other one fails.
+in_onnx_export._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def higher_precision(tensor: Tensor) -> torch.dtype:
     """The dtype for what must not be rounded to float32: float64, except on devices that have none."""
     return tensor.dtype if tensor.device.type == "mps" else torch.float64

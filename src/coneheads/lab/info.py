@@ -61,6 +61,7 @@ def declared(backend: Backend) -> Facts:
         "memory": backend.memory,
         "second_derivative": backend.second_derivative,
         "torch_func": backend.transforms,
+        "onnx": backend.onnx,
         "devices": list(backend.devices) or ["every"],
         "dtypes": [str(dtype).removeprefix("torch.") for dtype in backend.dtypes],
     }
@@ -90,6 +91,7 @@ def as_text(found: Facts) -> str:
             f"memory {backend['memory']}",
             "second derivative" if backend["second_derivative"] else "no second derivative",
             "torch.func" if backend["torch_func"] else "no torch.func",
+            "ONNX" if backend["onnx"] else "no ONNX",
             f"devices: {', '.join(backend['devices'])}",
             ", ".join(backend["dtypes"]),
         ]

@@ -1,0 +1,5 @@
+"""timm's tests are not collected where timm is not installed: it has an environment of its own."""
+
+import importlib.util
+
+collect_ignore = [] if importlib.util.find_spec("timm") else ["test_timm.py"]
