@@ -361,6 +361,9 @@ def test_copies_are_independent():
 def run(code, *arguments):
     """Runs Python code in a process of its own, where torchvision can be imported."""
     first = "from tests.integrations.torchvision_schema import define; define()\n"
+    first += (
+        f"import torch; torch.set_num_threads({torch.get_num_threads()})\n"  # which decides how products are rounded
+    )
     command = [sys.executable, "-c", first + code, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -88,6 +88,7 @@ def test_a_new_process_gives_identical_outputs_and_without_register_an_error_tha
             torch.save(model(**inputs_for(model))[0], tmp_path / f"{name}.pt")
     program = f"""
 import torch, transformers
+torch.set_num_threads({torch.get_num_threads()})  # which decides how products are rounded
 for name in {names}:
     for loader in (getattr(transformers, name), transformers.AutoModel):
         try:
