@@ -107,5 +107,6 @@ def test_public_names_are_the_documented_ones():
         "__version__", "attention", "attention_scores", "attention_weights", "available_backends",
         "Penumbral", "Umbral", "FinitePenumbral", "FiniteUmbral", "HalfSpaceDistance", "HyperboloidDistance",
         "Laplacian", "DotProduct", "ConeMultiheadAttention", "Conversion", "convert", "revert",
+        "SortedEdges", "edge_attention",
     }  # fmt: skip
     assert all(hasattr(coneheads, name) for name in coneheads.__all__)

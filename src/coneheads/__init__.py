@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 from coneheads._version import __version__
 
 if TYPE_CHECKING:
-    from coneheads.functional import attention, attention_scores, attention_weights, available_backends
+    from coneheads.functional import (
+        SortedEdges,
+        attention,
+        attention_scores,
+        attention_weights,
+        available_backends,
+        edge_attention,
+    )
     from coneheads.integrations.conversion import Conversion, convert, revert
     from coneheads.nn import ConeMultiheadAttention
     from coneheads.scores import (
@@ -30,6 +37,7 @@ __all__ = [
     "HyperboloidDistance",
     "Laplacian",
     "Penumbral",
+    "SortedEdges",
     "Umbral",
     "__version__",
     "attention",
@@ -37,6 +45,7 @@ __all__ = [
     "attention_weights",
     "available_backends",
     "convert",
+    "edge_attention",
     "revert",
 ]
 _HOMES = ("functional", "scores", "nn", "integrations.conversion")

@@ -216,3 +216,77 @@ def dropout(dropout_p: object) -> None:
         raise TypeError(f"dropout_p must be a number in [0, 1); got {describe(dropout_p)}")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be a number in [0, 1); got {dropout_p!r}")
+
+
+def edges(edge_index: object, sources: object, targets: object) -> None:
+    """edge_index [2, M] of integers, (source, target), each of them the number of a node that exists."""
+    for argument, count in (("sources", sources), ("targets", targets)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise TypeError(f"{argument} must be a number of nodes, 0 or more; got {describe(count)}")
+    if not isinstance(edge_index, Tensor):
+        raise TypeError(f"edge_index must be a tensor [2, edges] of integers; got {describe(edge_index)}")
+    if edge_index.layout != torch.strided:
+        raise TypeError(
+            f"edge_index must be a dense tensor [2, edges] of integers; got layout {edge_index.layout}. "
+            f"A sparse adjacency becomes one by .to_sparse_coo().indices(); if its rows are targets, also by .flip(0)"
+        )
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"edge_index must be int64 or int32; got {describe(edge_index)}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        hint = " Transpose it: .T" if edge_index.dim() == 2 and edge_index.shape[1] == 2 else ""
+        raise ValueError(
+            f"edge_index must have the shape [2, edges], (source, target); got {describe(edge_index)}.{hint}"
+        )
+    if max(edge_index.shape[1], int(sources), int(targets)) >= 2**31:  # type: ignore[call-overload]
+        raise ValueError(f"edge_index and nodes must number fewer than 2^31; got {describe(edge_index)}")
+    if torch.compiler.is_compiling() or edge_index.numel() == 0 or edge_index.device.type == "meta":
+        return
+    for row, (what, argument, count) in enumerate((("source", "key", sources), ("target", "query", targets))):
+        low, high = (int(bound) for bound in edge_index[row].aminmax())
+        if low < 0 or high >= count:  # type: ignore[operator]
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"edge_index[{row}] (the {what} of each edge) must be between 0 and {count - 1}, "  # type: ignore[operator]
+                f"since {argument} has {count} nodes; got {wrong}"
+            )
+
+
+def nodes(query: object, key: object, value: object) -> None:
+    """query [targets, H, E], key [sources, H, E], value [sources, H, Ev]: floating, one dtype, one device."""
+    for argument, tensor in (("query", query), ("key", key), ("value", value)):
+        _features(argument, tensor)
+        assert isinstance(tensor, Tensor)
+        if tensor.dim() != 3:
+            raise ValueError(f"{argument} must have 3 dimensions, [nodes, heads, size]; got {describe(tensor)}")
+    assert isinstance(query, Tensor)
+    assert isinstance(key, Tensor)
+    assert isinstance(value, Tensor)
+    _same_kind("key", key, query)
+    _same_kind("value", value, query)
+    if key.shape[1] != query.shape[1] or value.shape[1] != query.shape[1]:
+        raise ValueError(
+            f"query, key and value must have the same number of heads (their second size); "
+            f"got query {describe(query)}, key {describe(key)} and value {describe(value)}"
+        )
+    if key.shape[2] != query.shape[2]:
+        raise ValueError(
+            f"query and key must have the same last size E; got query {describe(query)} and key {describe(key)}"
+        )
+    if value.shape[0] != key.shape[0]:
+        raise ValueError(
+            f"key and value must have the same number of nodes; got key {describe(key)} and value {describe(value)}"
+        )
+    if query.shape[2] < 1 or value.shape[2] < 1:
+        raise ValueError(
+            f"query and value must have a last size of at least 1; "
+            f"got query {describe(query)} and value {describe(value)}"
+        )
+
+
+def enough_features(query: Tensor, name: str) -> None:
+    """All scores but the concatenation need a position and a height."""
+    if query.shape[-1] < 2 and name != "concatenation":
+        raise ValueError(
+            f"query must have a last size E of at least 2 (E - 1 features of position and one of height) for the score "
+            f"{name!r}; got query {describe(query)}"
+        )

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from coneheads import _checks, backends
 from coneheads.backends import cpp, dense_scores, reference
+from coneheads.backends.edges import EdgeInputs
 from coneheads.backends.inputs import Inputs, autocast_is_on, compute_dtype, without_autocast
-from coneheads.scores import Score, resolve
+from coneheads.backends.sorted_edges import SortedEdges
+from coneheads.scores import Concatenation, Score, resolve
 
 
 @overload
@@ -159,6 +161,81 @@ def attention_scores(
     with without_autocast(query.device.type):
         scores = _scores(query, key, lead, score, enable_gqa)
     return scores.to(query.dtype)
+
+
+def edge_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_index: Tensor | SortedEdges,
+    *,
+    score: Score | str = "penumbral",
+    dropout_p: float = 0.0,
+    backend: str = "auto",
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention on the edges of a graph: each node attends to the sources of its incoming edges.
+
+    For a target i with the incoming edges (j, i), ``out_i = sum_j softmax_j( score(query_i, key_j) ) value_j``. On a
+    complete graph this is ``attention``. Edges that occur twice count twice, and self-loops only if they are given.
+
+    Args:
+        query: [targets, H, E].
+        key: [sources, H, E].
+        value: [sources, H, Ev]. In an ordinary graph sources and targets are the same nodes.
+        edge_index: int64 [2, M], the source and the target of each edge, or ``SortedEdges`` of it: a graph that is used
+            again need not be sorted again.
+        score: as in ``attention``, or "concatenation" (``LeakyReLU(q + k)``, E = 1): the score of GAT.
+        dropout_p: the share of weights set to 0, in [0, 1); seeded by torch's generator.
+        backend: "auto", "cpp" or "reference"; an explicit one never falls back to another.
+        return_weights: also return the weight of each edge after dropout, [M, H].
+
+    Returns:
+        [targets, H, Ev] in the dtype of query; 0 for a node without an incoming edge.
+
+    Example:
+        >>> x = torch.randn(4, 2, 8)                                       # 4 nodes, 2 heads, 8 features
+        >>> edges = torch.tensor([[0, 1, 2, 3], [1, 1, 0, 0]])             # 0 -> 1, 1 -> 1, 2 -> 0, 3 -> 0
+        >>> out, weights = edge_attention(x, x, x, edges, return_weights=True)
+        >>> out.shape, weights.shape, bool((out[2:] == 0).all())           # nothing points to 2 and 3
+        (torch.Size([4, 2, 8]), torch.Size([4, 2]), True)
+    """
+    query, key, value = _autocast(query, key, value)
+    _checks.flag("return_weights", return_weights)
+    _checks.dropout(dropout_p)
+    _checks.nodes(query, key, value)
+    resolved = Concatenation() if isinstance(score, str) and score == Concatenation.name else resolve(score)
+    _checks.enough_features(query, resolved.name)
+    resolved = resolved.for_size(query.shape[-1])
+    edges = _edges(edge_index, query, key)
+    with without_autocast(query.device.type):
+        parameters = {
+            name: _flatten_batch(_checks.per_head(name, field, query, (query.shape[1],)), (1,))
+            for name, field in resolved.parameters().items()
+            if isinstance(field, Tensor)
+        }
+        wide = {name: field.to(compute_dtype(query.dtype)) for name, field in parameters.items()}
+        seed = torch.randint(2**62, (), device=query.device) if dropout_p > 0 else None
+        given = (query, key, value, edges, resolved.with_parameters(wide), float(dropout_p), seed, return_weights)
+        inputs = EdgeInputs(*given)
+        out, weights = backends.choose(backend, inputs, backends.EDGE_BACKENDS).attention(inputs)
+    return (out.to(query.dtype), weights.to(query.dtype)) if return_weights else out.to(query.dtype)
+
+
+def _edges(edge_index: Tensor | SortedEdges, query: Tensor, key: Tensor) -> SortedEdges:
+    """The edges of a call, sorted, once they are found to fit its nodes."""
+    if not isinstance(edge_index, SortedEdges):
+        edges = SortedEdges.of(edge_index, key.shape[0], query.shape[0])
+    else:
+        edges = edge_index
+    if (edges.sources, edges.targets) != (key.shape[0], query.shape[0]):
+        raise ValueError(
+            f"edge_index is of a graph with {edges.sources} sources and {edges.targets} targets; "
+            f"got query {_checks.describe(query)} and key {_checks.describe(key)}"
+        )
+    if edges.edge_index.device != query.device:
+        raise ValueError(f"edge_index must be on the device of query; got {_checks.describe(edges.edge_index)}")
+    return edges
 
 
 def available_backends() -> list[str]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from coneheads import _checks
-from coneheads.backends import build, chunked, cpp, reference
+from coneheads.backends import build, chunked, cpp, cpp_edges, edges, reference
+from coneheads.backends.edges import EdgeInputs
 from coneheads.backends.inputs import Inputs, in_onnx_export, in_transform
 
 
@@ -22,7 +24,7 @@ class Backend:
     """One way to compute attention, and its limits."""
 
     name: str
-    attention: Callable[[Inputs], tuple[Tensor, Tensor]]
+    attention: Callable[[Any], tuple[Tensor, Any]]  # of Inputs, or for edges of EdgeInputs
     summary: str
     memory: str  # of forward and backward, beside inputs and outputs
     second_derivative: bool
@@ -30,10 +32,10 @@ class Backend:
     onnx: bool = False  # torch.onnx.export, which takes PyTorch's own operators alone
     devices: tuple[str, ...] = ()  # empty: every device
     dtypes: tuple[torch.dtype, ...] = _checks.FLOATING
-    obstacle: Callable[[Inputs], str | None] | None = None  # a reason of its own why it cannot serve a call
+    obstacle: Callable[[Any], str | None] | None = None  # a reason of its own why it cannot serve a call
     available: Callable[[], bool] = lambda: True  # on this machine
 
-    def why_not(self, inputs: Inputs) -> list[str]:
+    def why_not(self, inputs: Inputs | EdgeInputs) -> list[str]:
         """The reasons why this backend cannot serve the call; empty if it can."""
         reasons = []
         if self.devices and inputs.query.device.type not in self.devices:
@@ -81,24 +83,47 @@ BACKENDS = (
         onnx=True,
     ),
 )
-NAMES = tuple(backend.name for backend in BACKENDS)
+#: the same for attention on edges
+EDGE_BACKENDS = (
+    Backend(
+        name="cpp",
+        attention=cpp_edges.attention,
+        summary="fused C++ kernels, compiled on first use",
+        memory="three numbers for each edge and head",
+        second_derivative=False,
+        transforms=False,
+        devices=("cpu",),
+        obstacle=cpp_edges.why_not,
+        available=lambda: build.why_unavailable() is None,
+    ),
+    Backend(
+        name="reference",
+        attention=edges.attention,
+        summary="gather, softmax by target, scatter: the oracle",
+        memory="M x H x (E + Ev), M edges",
+        second_derivative=True,
+        transforms=True,
+        onnx=True,
+    ),
+)
 
 
-def choose(name: str, inputs: Inputs) -> Backend:
+def choose(name: str, inputs: Inputs | EdgeInputs, backends: tuple[Backend, ...] = BACKENDS) -> Backend:
     """The backend of that name, or with "auto" the first that can serve; an error if it cannot, never another one."""
-    _checks.one_of("backend", name, ("auto", *NAMES))
+    names = [backend.name for backend in backends]
+    _checks.one_of("backend", name, ("auto", *names))
     if name == "auto":
-        return _first_able(inputs)
-    chosen = BACKENDS[NAMES.index(name)]
+        return _first_able(inputs, backends)
+    chosen = backends[names.index(name)]
     if reasons := chosen.why_not(inputs):
-        able = ", ".join(repr(other.name) for other in BACKENDS if not other.why_not(inputs))
+        able = ", ".join(repr(other.name) for other in backends if not other.why_not(inputs))
         raise ValueError(f"backend={name!r} cannot serve this call: {'; '.join(reasons)}. Those that can: {able}")
     return chosen
 
 
-def _first_able(inputs: Inputs) -> Backend:
+def _first_able(inputs: Inputs | EdgeInputs, backends: tuple[Backend, ...]) -> Backend:
     """The first backend that can serve the call."""
-    for backend in BACKENDS:
+    for backend in backends:
         if not (reasons := backend.why_not(inputs)):
             return backend
         if backend.name == "cpp" and reasons == [cpp.unavailable()]:

@@ -102,6 +102,17 @@ def lift_numbers(score: Score, kernel: Kernel) -> list[float]:
     return [inner, getattr(score, "height_scale", 1.0) if kernel.lift != GIVEN else 1.0]
 
 
+def parameters(score: Score, kernel: Kernel, like: Tensor) -> tuple[list[Tensor], list[float]]:
+    """The arguments `tensors` and `numbers`: the pair fields, as tensors if one of them is, and what the lift reads."""
+    fields = [getattr(score, name) for name in score.pair_fields]
+    tensors: list[Tensor] = []
+    if any(isinstance(field, Tensor) for field in fields):
+        whole = functools.partial(like.new_full, (1, 1, 1, 1), dtype=compute_dtype(like.dtype))
+        tensors = [field if isinstance(field, Tensor) else whole(field) for field in fields]
+        fields = [0.0 for _ in fields]
+    return tensors, [*fields, *lift_numbers(score, kernel)]
+
+
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Output [B, H, L, Ev] in the dtype of query, and log-sum-exp of the masked scores [B, H, L] in float64."""
     score, query, key, value = inputs.score, inputs.query, inputs.key, inputs.value
@@ -109,13 +120,7 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     assert kernel is not None
     if kernel.lift == GIVEN:
         query, key, value = _points(inputs)
-    fields = [getattr(score, name) for name in score.pair_fields]
-    tensors: list[Tensor] = []
-    if any(isinstance(field, Tensor) for field in fields):
-        whole = functools.partial(query.new_full, (1, 1, 1, 1), dtype=compute_dtype(query.dtype))
-        tensors = [field if isinstance(field, Tensor) else whole(field) for field in fields]
-        fields = [0.0 for _ in fields]
-    numbers = [*fields, *lift_numbers(score, kernel)]
+    tensors, numbers = parameters(score, kernel, query)
     arguments = (inputs.mask, inputs.seed, tensors, numbers, kernel.score, kernel.lift)
     return _operator(query, key, value, *arguments, inputs.is_causal, inputs.dropout_p)
 

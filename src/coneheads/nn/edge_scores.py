@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from coneheads import _checks
-from coneheads.backends.inputs import compute_dtype, finite_or_zero, without_autocast
+from coneheads.backends import edges
+from coneheads.backends.inputs import compute_dtype, without_autocast
 from coneheads.nn.cone_attention import ConeAttention
 from coneheads.scores import Score
-from coneheads.scores.base import NO_LEVEL
 
 
 def edge_scores(score: Score, query: Tensor, key: Tensor, edge_index: Tensor) -> Tensor:
@@ -38,22 +38,16 @@ def edge_scores(score: Score, query: Tensor, key: Tensor, edge_index: Tensor) ->
     """
     _check(query, key, edge_index)
     source, target = edge_index
+    _within("query", query, "target", target)
+    _within("key", key, "source", source)
     with without_autocast(query.device.type):
         tensors = {
-            name: _checks.per_head(name, value, query, (query.shape[1],)).to(compute_dtype(query.dtype))
+            name: _checks.per_head(name, value, query, (query.shape[1],)).to(compute_dtype(query.dtype))[None]
             for name, value in score.parameters().items()
             if isinstance(value, Tensor)
         }
         score = score.for_size(query.shape[-1]).with_parameters(tensors)
-        k, k_level, bad_key = _points(score, key)
-        q, q_level, bad_query = (k, k_level, bad_key) if query is key else _points(score, query)
-        q, k = _of_edges("query", q, "target", target), _of_edges("key", k, "source", source)  # [M, H, P]
-        measure = (q * k if score.measures == "product" else (q - k).square()).sum(-1)
-        levels = (NO_LEVEL, NO_LEVEL)
-        if q_level is not None and k_level is not None:
-            levels = (_columns(q_level.index_select(0, target)), _columns(k_level.index_select(0, source)))
-        scores = score.pair(_columns(measure), *levels).squeeze(-1).T
-        return scores.masked_fill(bad_query.index_select(0, target) | bad_key.index_select(0, source), torch.nan)
+        return edges.edge_scores(score, query, key, source, target)
 
 
 class EdgeAttention(ConeAttention):
@@ -76,29 +70,16 @@ class EdgeAttention(ConeAttention):
         raise TypeError("torch.jit.script cannot compile coneheads' layers for graphs; use torch.compile")
 
 
-def _points(score: Score, features: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """features [N, H, E] -> positions [N, H, P], levels [N, H] or None, and which are bad (hold NaN or inf), [N, H].
-
-    The bad ones compute as zeros, so that their NaN reaches the scores of their own edges and no gradient.
-    """
-    finite, bad = finite_or_zero(features)
-    position, level = score.points(finite.transpose(0, 1))
-    return position.transpose(0, 1), None if level is None else level.T, bad
-
-
-def _columns(edges: Tensor) -> Tensor:
-    """[M, H] -> [H, M, 1]: to a score, the edges are queries with one key each."""
-    return edges.T[..., None]
-
-
-def _of_edges(argument: str, points: Tensor, side: str, index: Tensor) -> Tensor:
-    try:
-        return points.index_select(0, index)
-    except IndexError as error:
+def _within(argument: str, nodes: Tensor, side: str, index: Tensor) -> None:
+    """An error for an edge to a node that does not exist; not while a graph is compiled, which looks at no values."""
+    if torch.compiler.is_compiling() or index.numel() == 0 or index.device.type == "meta":
+        return
+    low, high = (int(bound) for bound in index.aminmax())
+    if low < 0 or high >= len(nodes):
         raise IndexError(
-            f"edge_index has a {side} outside 0..{points.shape[0] - 1}, the nodes of {argument}; "
-            f"they reach from {index.min().item()} to {index.max().item()}"
-        ) from error
+            f"edge_index has a {side} outside 0..{len(nodes) - 1}, the nodes of {argument}; "
+            f"they reach from {low} to {high}"
+        )
 
 
 def _check(query: object, key: object, edge_index: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from coneheads import _checks
 from coneheads.scores import cones, distances, dot, finite_cones
 from coneheads.scores.base import Score
+from coneheads.scores.concatenation import Concatenation
 from coneheads.scores.cones import Penumbral, Umbral
 from coneheads.scores.distances import HalfSpaceDistance, HyperboloidDistance, Laplacian
 from coneheads.scores.dot import DotProduct
@@ -16,6 +17,7 @@ from coneheads.scores.finite_cones import FinitePenumbral, FiniteUmbral
 
 __all__ = [
     "BY_NAME",
+    "Concatenation",
     "DotProduct",
     "FinitePenumbral",
     "FiniteUmbral",

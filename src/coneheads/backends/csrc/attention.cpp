@@ -1,11 +1,12 @@
-// The operators coneheads::cpp_attention and coneheads::cpp_attention_backward for the CPU, on torch's stable ABI.
-// Their schemas, shapes for tracing and autograd are in cpp.py.
+// The operators coneheads::cpp_attention and coneheads::cpp_edge_attention and their backwards for the CPU, on torch's stable
+// ABI. Their schemas, shapes for tracing and autograd are in cpp.py and cpp_edges.py.
 
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
 
 #include "backward.h"
+#include "edges.h"
 #include "forward.h"
 
 namespace coneheads {
@@ -60,6 +61,23 @@ std::tuple<Tensor, Tensor> attention(Tensor query, Tensor key, Tensor value, std
   return {out, lse};
 }
 
+/// Gradients that were gathered in T, in the dtype of `like`: half precision saturates.
+template <class T>
+Tensor in_dtype_of(const Tensor& like, const Tensor& gathered) {
+  const ScalarType dtype = like.scalar_type();
+  if (dtype == gathered.scalar_type()) return gathered;
+  Tensor narrow = torch::stable::new_empty(like, gathered.sizes());
+  const T* from = static_cast<const T*>(gathered.data_ptr());
+  char* to = static_cast<char*>(narrow.data_ptr());
+  constexpr int64_t kBlock = 1 << 14;
+  const int64_t n = gathered.numel();
+  for_each_task((n + kBlock - 1) / kBlock, n < 4 * kBlock, [&](int64_t block) {
+    const int64_t at = block * kBlock;
+    write_row<T>(from + at, dtype, std::min(kBlock, n - at), to + at * bytes_of(dtype));
+  });
+  return narrow;
+}
+
 /// -> dq, dk, dv, then the gradient of the mask and of each tensor, of shape [0] where not wanted
 std::vector<Tensor> attention_backward(Tensor query, Tensor key, Tensor value, std::optional<Tensor> mask,
                                        std::optional<Tensor> seed, std::vector<Tensor> tensors,
@@ -99,29 +117,85 @@ std::vector<Tensor> attention_backward(Tensor query, Tensor key, Tensor value, s
             to[b % shape.size[0] * shape.size[1] + h % shape.size[1]] += T(
                 backward.parameter_sums[size_t(((b * p.heads + h) * backward.splits + s) * kMaxParameters + int64_t(i))]);
     }
-    // Half precision: gradients were gathered in float.
-    if (dtype == wide) return;
-    for (int i = 0; i < 3; ++i) {
-      Tensor narrow = torch::stable::new_empty(query, grads[i].sizes());
-      const T* from = static_cast<const T*>(grads[i].data_ptr());
-      char* to = static_cast<char*>(narrow.data_ptr());
-      constexpr int64_t kBlock = 1 << 14;
-      const int64_t n = grads[i].numel();
-      for_each_task((n + kBlock - 1) / kBlock, n < 4 * kBlock, [&](int64_t block) {
-        const int64_t at = block * kBlock;
-        write_row<T>(from + at, dtype, std::min(kBlock, n - at), to + at * bytes_of(dtype));
-      });
-      grads[i] = narrow;
-    }
+    for (int i = 0; i < 3; ++i) grads[size_t(i)] = in_dtype_of<T>(query, grads[size_t(i)]);
   };
   dtype == ScalarType::Double ? run(0.0) : run(0.0f);
   if (mask_wanted && mask->scalar_type() != wide) grads[3] = torch::stable::to(grads[3], mask->scalar_type());
   return grads;
 }
 
+inline EdgeOrder order_of(const Tensor& start, const Tensor& other, const Tensor& place) {
+  return {static_cast<const int64_t*>(start.data_ptr()), static_cast<const int32_t*>(other.data_ptr()),
+          static_cast<const int32_t*>(place.data_ptr()), start.size(0) - 1};
+}
+
+/// query [1, H, targets, E], key and value [1, H, sources, ...] -> out [targets, H, Ev], and weights [edges, H], or [0]
+std::tuple<Tensor, Tensor> edge_attention(Tensor query, Tensor key, Tensor value, std::vector<Tensor> by_target,
+                                          std::vector<Tensor>, std::optional<Tensor> seed, std::vector<Tensor> tensors,
+                                          std::vector<double> numbers, int64_t score, int64_t lift, double dropout_p,
+                                          bool weights_wanted) {
+  const int64_t heads = query.size(1), count = by_target[1].size(0);
+  Tensor out = torch::stable::new_empty(query, {query.size(2), heads, value.size(3)});
+  std::vector<int64_t> shape{0};
+  if (weights_wanted) shape = {count, heads};
+  Tensor weights = torch::stable::new_empty(query, shape);
+  auto run = [&](auto zero) {
+    using T = decltype(zero);
+    const Problem<T> p =
+        problem_of<T>(query, key, value, std::nullopt, seed, tensors, numbers, score, lift, false, dropout_p);
+    EdgeForward<T>{{p, order_of(by_target[0], by_target[1], by_target[2])},
+                   static_cast<char*>(out.data_ptr()),
+                   weights_wanted ? static_cast<char*>(weights.data_ptr()) : nullptr,
+                   query.scalar_type()}
+        .run();
+  };
+  query.scalar_type() == ScalarType::Double ? run(0.0) : run(0.0f);
+  return {out, weights};
+}
+
+/// -> dq [targets, H, E], dk [sources, H, E], dv [sources, H, Ev], then the gradient of each tensor
+std::vector<Tensor> edge_attention_backward(Tensor query, Tensor key, Tensor value, std::vector<Tensor> by_target,
+                                            std::vector<Tensor> by_source, std::optional<Tensor> seed,
+                                            std::vector<Tensor> tensors, std::vector<double> numbers, int64_t score,
+                                            int64_t lift, double dropout_p, Tensor grad_out,
+                                            std::optional<Tensor> grad_weights) {
+  const ScalarType dtype = query.scalar_type();
+  const ScalarType wide = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  auto like = [&](const Tensor& t) {
+    return torch::stable::new_empty(query, {t.size(2), t.size(1), t.size(3)}, wide);
+  };
+  std::vector<Tensor> grads{like(query), like(key), like(value)};
+  for (const Tensor& tensor : tensors) grads.push_back(torch::stable::new_zeros(query, tensor.sizes(), wide));
+  auto run = [&](auto zero) {
+    using T = decltype(zero);
+    const Problem<T> p =
+        problem_of<T>(query, key, value, std::nullopt, seed, tensors, numbers, score, lift, false, dropout_p);
+    EdgeBackward<T> backward{{p, order_of(by_target[0], by_target[1], by_target[2])},
+                             order_of(by_source[0], by_source[1], by_source[2]),
+                             View(grad_out),
+                             grad_weights.has_value() ? static_cast<const T*>(grad_weights->data_ptr()) : nullptr,
+                             static_cast<T*>(grads[0].data_ptr()),
+                             static_cast<T*>(grads[1].data_ptr()),
+                             static_cast<T*>(grads[2].data_ptr()),
+                             !tensors.empty(),
+                             {}};
+    backward.run();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const int64_t own = View(tensors[i]).size[1];
+      for (int64_t h = 0; h < p.heads; ++h)
+        static_cast<T*>(grads[3 + i].data_ptr())[h % own] += T(backward.parameter_sums[size_t(h * kMaxParameters) + i]);
+    }
+    for (int i = 0; i < 3; ++i) grads[size_t(i)] = in_dtype_of<T>(query, grads[size_t(i)]);
+  };
+  dtype == ScalarType::Double ? run(0.0) : run(0.0f);
+  return grads;
+}
+
 }  // namespace coneheads
 
 STABLE_TORCH_LIBRARY_IMPL(coneheads, CPU, library) {
+  library.impl("cpp_edge_attention", TORCH_BOX(&coneheads::edge_attention));
+  library.impl("cpp_edge_attention_backward", TORCH_BOX(&coneheads::edge_attention_backward));
   library.impl("cpp_attention", TORCH_BOX(&coneheads::attention));
   library.impl("cpp_attention_backward", TORCH_BOX(&coneheads::attention_backward));
 }

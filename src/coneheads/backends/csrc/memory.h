@@ -1,6 +1,10 @@
 // Scratch memory of the kernels.
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +13,19 @@
 
 namespace coneheads {
 
-inline constexpr std::align_val_t kAlignment{64};
+/// Memory of this size and more comes in huge pages where the system has them: what is read here and there in it would
+/// otherwise miss the processor's table of pages each time.
+inline constexpr size_t kHuge = size_t(4) << 20;
+
+inline std::align_val_t alignment_of(size_t bytes) { return std::align_val_t{bytes < kHuge ? 64 : 2 << 20}; }
+inline void* allocate(size_t bytes) {
+  void* data = ::operator new(bytes, alignment_of(bytes));
+#if defined(__linux__)
+  if (bytes >= kHuge) madvise(data, bytes, MADV_HUGEPAGE);  // advice: if it is not taken, nothing is lost
+#endif
+  return data;
+}
+inline void release(void* data, size_t bytes) { ::operator delete(data, alignment_of(bytes)); }
 
 /// Freed blocks of memory, a few for each thread, to be used again: new memory comes page by page from the system, which
 /// can take longer than what is done with it.
@@ -22,7 +38,7 @@ class Blocks {
   static Block take(size_t bytes) {
     for (Block& block : of_this_thread().kept_)
       if (block.data && block.bytes >= bytes && block.bytes <= 2 * bytes + kPage) return std::exchange(block, Block{});
-    return {::operator new(bytes, kAlignment), bytes};
+    return {allocate(bytes), bytes};
   }
   static void give(Block block) {
     if (block.bytes <= kLargest) {
@@ -30,7 +46,7 @@ class Blocks {
       std::swap(block, blocks.kept_[blocks.next_]);
       blocks.next_ = (blocks.next_ + 1) % kCount;
     }
-    ::operator delete(block.data, kAlignment);
+    release(block.data, block.bytes);
   }
 
  private:
@@ -44,7 +60,7 @@ class Blocks {
   }
   Blocks() = default;
   ~Blocks() {
-    for (Block& block : kept_) ::operator delete(block.data, kAlignment);
+    for (Block& block : kept_) release(block.data, block.bytes);
   }
 };
 

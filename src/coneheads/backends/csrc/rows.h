@@ -226,6 +226,7 @@ inline constexpr ScoreFunctions<T> kScores[] = {
     functions_of<T, FiniteCone<T>>(),
     functions_of<T, HalfSpaceDistance<T>>(),
     functions_of<T, HyperboloidDistance<T>>(),
+    functions_of<T, Concatenation<T>>(),
 };
 
 }  // namespace coneheads

@@ -237,6 +237,24 @@ struct FiniteCone : OnePart {
   }
 };
 
+/// of graph attention: LeakyReLU of the sum of both levels
+template <class T>
+struct Concatenation : OnePart {
+  T negative_slope;
+  explicit Concatenation(const T* p) : negative_slope(p[0]) {}
+  T aux(T) const { return 0; }
+  CONE_INLINE Vec<T> value(Vec<T>, Token<T> q, Token<T> k) const {
+    Vec<T> x = q.level + k.level;
+    return select<T>(x > T(0), x, x * negative_slope);
+  }
+  CONE_INLINE void slopes(Vec<T> g, Vec<T>, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
+    Vec<T> x = q.level + k.level;
+    s.measure = Vec<T>{};
+    s.q_level = s.k_level = select<T>(x > T(0), g, g * negative_slope);
+    if (all) s.parameter[0] = keep_where<T>(x <= T(0), g * x);
+  }
+};
+
 /// the level is the height y; aux: 1/sqrt(y)
 template <class T>
 struct HalfSpaceDistance {
