@@ -211,7 +211,7 @@ def test_a_comparison_says_what_stands_for_the_flags_it_lacks(capsys):
     ("text", "part"),
     [
         ("train: {lrr: 1}", "the config has 'train.lrr', which is no flag; did you mean 'train.lr'?"),
-        ("task: kn", "--task: 'kn' is not one of kin, tree, listops; did you mean 'kin'?"),
+        ("task: kn", "--task: 'kn' is not one of kin, tree, listops, cora, citeseer, pubmed, ppi; did you mean 'kin'?"),
         ("model: {score: dott}", "--model.score: 'dott' is not one of"),
         ("train: {steps: many}", "--train.steps: expected int; got 'many'"),
         ("train: {steps: 0}", "--train.steps: must be at least 1; got 0"),

@@ -144,3 +144,18 @@ def test_evaluate_and_draw_take_a_run(tmp_path, capsys):
 def test_a_folder_that_holds_no_run_is_named(tmp_path, capsys, command):
     assert cli.main([command, f"--run={tmp_path}"]) == 2
     assert f"--run: '{tmp_path}'" in capsys.readouterr().err
+
+
+def test_adam_has_its_weight_decay_in_the_loss(tmp_path):
+    decayed = [
+        train(tmp_path, kind, *KIN, "--train.weight_decay=3.0", f"--train.optimizer={kind}")
+        for kind in ("adamw", "adam")
+    ]
+    assert without_flags(decayed[0]) != without_flags(decayed[1])
+
+
+def test_the_model_to_keep_can_be_the_best_in_metric_and_loss(tmp_path):
+    flags = (*KIN, "--train.steps=30", "--train.eval_every=1", "--train.lr=0.3")
+    metric = train(tmp_path, "metric", *flags)
+    both = train(tmp_path, "both", *flags, "--train.best=metric and loss")
+    assert both["best_step"] != metric["best_step"]

@@ -18,6 +18,8 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 SCORES = (
     "penumbral", "umbral", "penumbral_finite", "umbral_finite", "laplacian", "half_space", "hyperboloid", "dot",
 )  # fmt: skip
+#: with that of graph attention, which is for edges alone
+ALL_SCORES = (*SCORES, "concatenation")
 
 
 class WrongUse(Exception):

@@ -35,6 +35,8 @@ def run(config: DrawConfig) -> int:
     folder = Path(config.run)
     _, task, model = load_run(config.run, config.checkpoint)
     seen, example = observe(model, task), task.example()
+    if example is None:
+        raise Failed(f"the task of {config.run} is on a graph, of whose attention there is no map to draw")
     pictures = [maps.all_heads(seen)]
     calls = hear(model, example.batch)
     if calls and cone_points(calls[0]) is not None:

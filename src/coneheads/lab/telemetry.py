@@ -145,10 +145,12 @@ def observe(model: nn.Module, task: Task) -> dict[str, Any]:
     """What each layer and head of the model does on 256 examples of the test set, and its weights on the example.
 
     ``layers``: for each layer its name, its score and its heads (see ``describe``). ``example``: its words and caption,
-    the key that holds the answer, and ``maps`` [layer][head][query][key].
+    the key that holds the answer, and ``maps`` [layer][head][query][key]. Empty if the task has no example.
     """
-    batch = next(iter(task.batches("test", EXAMPLES)))[:EXAMPLES]
     example = task.example()
+    if example is None:
+        return {}
+    batch = next(iter(task.batches("test", EXAMPLES)))[:EXAMPLES]
     maps = [call.weights()[0].double().round(decimals=4).tolist() for call in hear(model, example.batch)]
     return {
         "examples": len(batch),

@@ -65,6 +65,7 @@ class Progressed:
     step: int = 0
     best: float = -math.inf
     best_step: int = 0
+    least_loss: float = math.inf
     waited: int = 0  # evaluations since the best
     seconds: float = 0.0  # of training, over all its continuations
 
@@ -155,16 +156,25 @@ class Trainer:
         metrics = measure(self.model, self.task, self.task.splits[0], self.fabric)
         if not math.isfinite(metrics["loss"]):
             raise self._diverged(log, f"the loss on {self.task.splits[0]} is {metrics['loss']}")
-        value = metrics[self.task.headline]
-        better = value > self.at.best
-        self.at.waited = 0 if better else self.at.waited + 1
-        if better:
-            self.at.best, self.at.best_step = value, self.at.step
+        better = self._is_better(metrics[self.task.headline], metrics["loss"])
         rate = learning_rate(self.at.step - 1, self.options)
         log.metrics(self.at.step, "train", {"loss": loss, "lr": rate})
         log.metrics(self.at.step, self.task.splits[0], metrics)
         if better or self.at.step % self.options.save_every == 0:
             self._save(best=better)
+
+    def _is_better(self, value: float, loss: float) -> bool:
+        """Whether this is the model to keep so far; it also counts how long there was no progress."""
+        if self.options.best == "metric":
+            progress = better = value > self.at.best
+        else:
+            progress = value >= self.at.best or loss <= self.at.least_loss
+            better = value >= self.at.best and loss <= self.at.least_loss
+        self.at.waited = 0 if progress else self.at.waited + 1
+        self.at.best, self.at.least_loss = max(value, self.at.best), min(loss, self.at.least_loss)
+        if better:
+            self.at.best_step = self.at.step
+        return better
 
     def _save(self, *, best: bool) -> None:
         if self.writes:
@@ -232,7 +242,7 @@ def measure(model: nn.Module, task: Task, split: str, fabric: Fabric) -> Metrics
     totals = _summed(fabric, torch.stack([sums[name] for name in names]))
     found = dict(zip(names, totals.tolist(), strict=True))
     weight = found.pop("weight")
-    return {name: value / weight for name, value in found.items()}
+    return task.derived({name: value / weight for name, value in found.items()})
 
 
 def _summed(fabric: Fabric, values: Tensor) -> Tensor:
@@ -261,11 +271,12 @@ def learning_rate(step: int, options: TrainOptions) -> float:
 
 
 def _optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices alone, not on biases, norms and the parameters of a score."""
+    """AdamW, or Adam with its penalty; weight decay on matrices alone, not on biases, norms and learned numbers."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
+    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
 
 
 def _fabric(options: TrainOptions) -> Fabric:

@@ -83,8 +83,8 @@ class Task(ABC):
         """The examples of a split, always the same ones."""
 
     @abstractmethod
-    def example(self) -> Example:
-        """An example of the test set on which to look at attention."""
+    def example(self) -> Example | None:
+        """An example of the test set on which to look at attention; None if it is not attention of all to all."""
 
     def optimum(self) -> dict[str, float]:
         """The best that any model can reach on the test set, by the name of the metric; empty if it is not known."""
@@ -102,6 +102,10 @@ class Task(ABC):
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Per target what is averaged, with the batch's weights, into the metrics of a split (beside ``loss``)."""
         return {"accuracy": (outputs.argmax(-1) == batch.targets).to(batch.weights)}
+
+    def derived(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of a split, from the averages of what ``metrics`` gives."""
+        return metrics
 
 
 def mixed(*numbers: int) -> int:
