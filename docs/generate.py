@@ -12,13 +12,13 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from coneheads.backends import BACKENDS
 from coneheads.lab.models.start import PAPER, TUNED, Start
-from coneheads.lab.speed import results, screen, targets
+from coneheads.lab.speed import graphs, results, screen, targets
 from coneheads.lab.speed.runs import YARDSTICK, Run
 from coneheads.nn.start import TEMPERATURE
 from coneheads.scores import BY_NAME, Score
@@ -26,6 +26,7 @@ from coneheads.scores import BY_NAME, Score
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # for what the tests know
 MEASURED = ROOT / "benchmarks/results/targets.csv"
+MEASURED_GRAPHS = ROOT / "benchmarks/results/graph.csv"
 RESULTS = ROOT / "docs/results"
 LIBRARIES = {
     "torch_nn": "torch",
@@ -83,7 +84,7 @@ def measured() -> list[results.Row]:
     return results.read(MEASURED)
 
 
-def measured_where(rows: list[results.Row]) -> str:
+def measured_where(rows: Sequence[results.Row | graphs.GraphRow]) -> str:
     machine = rows[0].machine
     busy = max(row.result.other_load or 0 for row in rows)
     disturbed = f"; other programs kept up to {busy:.0%} of the processors busy" if busy > 0.1 else ""
@@ -152,6 +153,37 @@ def targets_table() -> str:
     held = sum(cells[-1] == "yes" for cells in found)
     table = markdown_table(["target", "promised", "measured", "holds"], found)
     return f"{held} of {len(found)} hold. {measured_where(rows)}\n\n{table}"
+
+
+def graphs_table() -> str:
+    """Every promise about graphs with what was measured, and all layers and epochs."""
+    if not MEASURED_GRAPHS.is_file():
+        raise FileNotFoundError(f"there is no {MEASURED_GRAPHS.name}: write it with coneheads bench --graph")
+    rows = results.read(MEASURED_GRAPHS, graphs.GraphRow)
+    found = [screen.verdict_cells(target, value) for target, value in graphs.verdicts(rows)]
+    held = sum(cells[-1] == "yes" for cells in found)
+    promises = markdown_table(["target", "promised", "measured", "holds"], found)
+
+    def number(value: float | None, text: Callable[[float], str]) -> str:
+        return "-" if value is None else text(value)
+
+    lines = []
+    forward = {row.run: row.result for row in rows if row.run.pass_ == "forward"}
+    for run, result in ((row.run, row.result) for row in rows if row.run.pass_ != "forward"):
+        alone = forward.get(dataclasses.replace(run, pass_="forward"), graphs.GraphResult())
+        lines.append(
+            [
+                f"{run.graph}{', epoch' if run.pass_ == graphs.EPOCH else ''}",
+                f"`{run.candidate}`",
+                run.layer,
+                number(alone.median_ms, screen.milliseconds) if run.pass_ != graphs.EPOCH else "",
+                number(result.median_ms, screen.milliseconds),
+                number(result.ratio_to_pyg, "{:.2f}".format),
+                number(result.peak_mb, "{:.0f}".format),
+            ]
+        )
+    header = ["graph", "candidate", "layer", "forward, ms", "forward + backward or epoch, ms", "of PyG", "peak MB"]
+    return f"{held} of {len(found)} hold. {measured_where(rows)}\n\n{promises}\n\n{markdown_table(header, lines)}"
 
 
 def study(name: str) -> dict[str, Any]:
@@ -324,7 +356,7 @@ TABLES = {
         "commands": commands_list,
     },
     "docs/integrations.md": {"supported": supported_table, "entropy": entropy_table},
-    "benchmarks/README.md": {"targets": targets_table},
+    "benchmarks/README.md": {"targets": targets_table, "graphs": graphs_table},
 }
 
 

@@ -29,7 +29,7 @@ SECONDS = {"lengths": 0.4, "targets": 2.0}
 class Plan(NamedTuple):
     rounds: list[Round]
     weighed: list[Run]  # runs whose memory is measured
-    promised: list[targets.Target]
+    promised: list[targets.Target[Run]]
 
 
 def run(config: BenchConfig) -> int:
@@ -37,6 +37,10 @@ def run(config: BenchConfig) -> int:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     threads_before = torch.get_num_threads()
     try:
+        if config.graph:
+            from coneheads.lab import bench_graph  # which needs what other benchmarks do not
+
+            return bench_graph.GraphBench(config).run()
         return Bench(config).run()
     finally:
         torch.set_num_threads(threads_before)
@@ -170,13 +174,8 @@ class Bench:
     def _conclude(self, screen: Screen) -> None:
         if self.plan.promised:
             screen.verdicts(targets.verdicts(self.rows))
-        busiest = max((row.result.other_load or 0.0 for row in self.rows), default=0.0)
-        if busiest > QUIET:
-            screen.say(
-                f"other programs kept up to {busiest:.0%} of the processors busy: measure again on a quiet machine"
-            )
-        written = [self.record.path, self.record.path.with_suffix(".yaml")]
-        written[1].write_text(yaml.safe_dump(_plain(dataclasses.asdict(self.config)), sort_keys=False))
+        warn_of_load(screen, [row.result.other_load for row in self.rows])
+        written = [self.record.path, write_config(self.config, self.record.path)]
         if self.draw:
             written.append(self.record.path.with_suffix(".png"))
             self.draw(self.rows, written[-1])
@@ -188,6 +187,20 @@ def results_folder(config: BenchConfig) -> Path:
     if config.out is not None:
         return Path(config.out)
     return Path("benchmarks/results") if machine.in_checkout(Path.cwd()) else Path("outputs")
+
+
+def warn_of_load(screen: Screen, loads: list[float | None]) -> None:
+    """Says that the machine was not at rest, if it was not."""
+    busiest = max((load or 0.0 for load in loads), default=0.0)
+    if busiest > QUIET:
+        screen.say(f"other programs kept up to {busiest:.0%} of the processors busy: measure again on a quiet machine")
+
+
+def write_config(config: BenchConfig, record: Path) -> Path:
+    """The YAML file beside a record that repeats the run."""
+    path = record.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
+    return path
 
 
 def _plain(config: dict[str, object]) -> dict[str, object]:

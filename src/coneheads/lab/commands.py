@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from coneheads.lab.config import DTYPES, SCORES, Config, WrongUse, option, section
+from coneheads.lab.config import ALL_SCORES, DTYPES, SCORES, Config, WrongUse, option, section
 from coneheads.lab.config import from_dict as from_dict  # the way back from a record to a config
 from coneheads.lab.tasks import TASKS
 from coneheads.lab.tasks.options import KinOptions, TaskOptions
@@ -20,7 +20,9 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true")
 class ModelOptions(Config):
     """The model. A value of null is taken from ``start``."""
 
-    score: str = option("penumbral", f"one of {', '.join(SCORES)}", choices=SCORES)
+    score: str = option(
+        "penumbral", f"one of {', '.join(SCORES)}; on graphs concatenation too, the score of GAT", choices=ALL_SCORES
+    )
     qk_dim: int = option(16, "features of a query or key, per head", least=2)
     heads: int = option(4, "attention heads", least=1)
     width: int = option(64, "features of a token between layers", least=1)
@@ -61,17 +63,25 @@ class TrainOptions(Config):
     steps: int = option(1000, "optimizer steps", least=1)
     batch: int = option(256, "examples a step, over all processes", least=1)
     accumulate: int = option(1, "parts in which a process takes its share of a batch, to save memory", least=1)
-    lr: float = option(3e-3, "the largest learning rate of AdamW", least=0)
+    optimizer: str = option(
+        "adamw", "adamw, or adam, whose weight decay is a term of the loss", choices=("adamw", "adam")
+    )
+    lr: float = option(3e-3, "the largest learning rate", least=0)
     warmup: int = option(50, "steps until the learning rate is largest", least=0)
     decay: str = option("cosine", f"one of {', '.join(DECAYS)}", choices=DECAYS)
     final_lr: float = option(0.01, "share of the learning rate that cosine and linear end with", least=0)
     weight_decay: float = option(0.0, "of weight matrices", least=0)
-    beta2: float = option(0.99, "of AdamW", least=0)
+    beta2: float = option(0.99, "of the optimizer", least=0)
     clip: float | None = option(1.0, "the largest norm of the gradient; null: any", least=0)
     precision: str = option("32-true", f"one of {', '.join(PRECISIONS)}", choices=PRECISIONS)
     eval_every: int = option(100, "steps between evaluations", least=1)
     save_every: int = option(500, "steps between checkpoints", least=1)
     patience: int | None = option(None, "stop after so many evaluations without a better one; null: never", least=1)
+    best: str = option(
+        "metric",
+        "the model to keep: the best metric of the task, or one that is no worse than any before in metric and loss",
+        choices=("metric", "metric and loss"),
+    )
     tensorboard: bool = option(False, "write TensorBoard's event files too")
 
     def __post_init__(self) -> None:
@@ -95,6 +105,16 @@ class TrainConfig(Config):
     threads: int | None = option(None, "of the processor; null: as many as torch takes", least=1)
     quiet: bool = option(False, "print results, and no progress", short="q")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _fits(self.task, "model.score", self.model.score)
+
+
+def _fits(task: TaskOptions, flag: str, *scores: str) -> None:
+    """An error for a score of edges in a task that has none."""
+    if "concatenation" in scores and not task.on_edges:
+        raise WrongUse(f"--{flag}: concatenation is a score of edges, and the task {task.name} has no graph")
+
 
 @dataclass(frozen=True)
 class EvaluateConfig(Config):
@@ -116,7 +136,9 @@ class CompareConfig(Config):
 
     task: TaskOptions = section(KinOptions, "the task; --task.FLAG sets what it can be told", chosen_from=TASKS)
     scores: tuple[str, ...] = option(
-        ("dot", "laplacian", "penumbral", "umbral"), f"any of {', '.join(SCORES)}", choices=SCORES
+        ("dot", "laplacian", "penumbral", "umbral"),
+        f"any of {', '.join(SCORES)}; on graphs concatenation too",
+        choices=ALL_SCORES,
     )
     sizes: tuple[int, ...] = option((3, 4, 8), "of query and key, per head", least=2)
     seeds: tuple[int, ...] = option((0, 1, 2), "one run each", least=0)
@@ -134,6 +156,7 @@ class CompareConfig(Config):
                 raise WrongUse(f"--{flag}: name at least one")
             if len(set(values)) < len(values):
                 raise WrongUse(f"--{flag}: {', '.join(map(str, values))} names one twice")
+        _fits(self.task, "scores", *self.scores)
 
 
 @dataclass(frozen=True)
@@ -158,7 +181,9 @@ class BenchConfig(Config):
     """Time and weigh attention: every backend beside SDPA and other ways to write it, after a check that all agree.
 
     Rows go to a CSV as they are measured. The preset "lengths" goes through lengths of one size and draws them; the
-    preset "targets" measures what the project promises and says for each promise whether it holds.
+    preset "targets" measures what the project promises and says for each promise whether it holds. With --graph it is
+    layers on graphs beside those of torch_geometric: on a graph like Cora and a large one, with the promises about
+    them, or on a random graph of --nodes and --edges.
     """
 
     preset: str = option("lengths", "what to measure: lengths or targets", choices=("lengths", "targets"))
@@ -166,7 +191,7 @@ class BenchConfig(Config):
     lengths: tuple[int, ...] = option((128, 256, 512, 1024), "L, and S: queries and keys", least=1)
     batch: int = option(1, "B", least=1)
     heads: int = option(2, "H", least=1)
-    size: int = option(64, "E: features of a query or key", least=2)
+    size: int = option(64, "E: features of a query or key; with --graph of a value, too", least=2)
     value_size: int = option(64, "Ev: features of a value; SDPA runs with E = Ev = this", least=1)
     dtype: str = option("float32", f"one of {', '.join(DTYPES)}", choices=DTYPES)
     causal: bool = option(False, "a query sees the keys up to its own place")
@@ -177,28 +202,47 @@ class BenchConfig(Config):
     compiled_lengths: tuple[int, ...] = option(
         (1024,), "the lengths that compiled and flex run at: each takes half a minute to compile", least=1
     )
+    graph: bool = option(False, "measure attention on graphs")
+    nodes: int | None = option(None, "of a random graph; null: the graphs of the targets", least=1)
+    edges: int | None = option(None, "of a random graph, each with a source and a target", least=1)
     seconds: float | None = option(
-        None, "for the repetitions of a candidate in a row, of which 3 are made at least; null: 0.4, and 2 for targets",
-        least=0,
+        None, "for the repetitions of a candidate in a row, of which 3 are made at least; null: 0.4, 2 for targets and "
+        "5 for graphs", least=0,
     )  # fmt: skip
-    threads: int | None = option(None, "of the processor; null: as many as torch takes, and 2 for targets", least=1)
+    threads: int | None = option(
+        None, "of the processor; null: as many as torch takes, and 2 for targets and their graphs", least=1
+    )
     memory: bool = option(True, "measure peak memory too (Linux)")
     plot: bool = option(True, "draw time and memory against L, if there are several lengths")
     out: str | None = option(None, "folder of the results; null: benchmarks/results in a checkout, else outputs")
-    name: str | None = option(None, "name of the results; null: that of the preset")
+    name: str | None = option(None, "name of the results; null: that of the preset, or graph")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for flag in ("scores", "lengths", "passes"):
             if not getattr(self, flag):
                 raise WrongUse(f"--{flag}: name at least one")
+        of_dense = ("scores", "lengths", "batch", "value_size", "dtype", "causal", "passes", "candidates",
+                    "compiled_lengths")  # fmt: skip
+        of_size = ("heads", "size", "threads")
         if self.preset == "targets":
-            fixed = ("scores", "lengths", "batch", "heads", "size", "value_size", "dtype", "causal", "passes",
-                     "candidates", "compiled_lengths", "threads")  # fmt: skip
-            defaults = {field.name: field.default for field in dataclasses.fields(self)}
-            for flag in fixed:
-                if getattr(self, flag) != defaults[flag]:
-                    raise WrongUse(f"--{flag}: the preset 'targets' measures fixed rows; leave it out")
+            self._leave_out((*of_dense, *of_size), "the preset 'targets' measures fixed rows; leave it out")
+        if not self.graph:
+            self._leave_out(("nodes", "edges"), "is of a graph; add --graph")
+            return
+        self._leave_out(("preset", *of_dense, "plot"), "has no meaning with --graph; leave it out")
+        if self.nodes is None and self.edges is None:
+            self._leave_out(of_size, "--graph measures fixed graphs, unless you name --nodes and --edges")
+        elif self.nodes is None or self.edges is None:
+            missing = "nodes" if self.nodes is None else "edges"
+            raise WrongUse(f"--{missing}: a graph has nodes and edges; name both")
+
+    def _leave_out(self, names: tuple[str, ...], why: str) -> None:
+        """Raises if one of these differs from its default."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise WrongUse(f"--{name}: {why}")
 
 
 @dataclass(frozen=True)

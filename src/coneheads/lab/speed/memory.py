@@ -18,12 +18,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from coneheads.lab.speed.candidates import call_of, candidates
+from coneheads.lab.speed.candidates import OTHERS, call_of, candidates
 from coneheads.lab.speed.runs import Run
 
 # Long enough for the code of every step to be loaded, short enough to need no memory to speak of.
@@ -35,12 +36,15 @@ def supported() -> bool:
 
 
 class MemoryServer:
-    """Answers ``peak_mb(run)``; to be used in a ``with``."""
+    """Answers ``peak_mb(run)``; to be used in a ``with``. The module is one that serves when it is run."""
+
+    def __init__(self, module: str = "coneheads.lab.speed.memory") -> None:
+        self.module = module
 
     def __enter__(self) -> MemoryServer:
         # A session of its own: Ctrl-C in a terminal is for the command, which then ends this.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "coneheads.lab.speed.memory"],
+            [sys.executable, "-m", self.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -57,7 +61,7 @@ class MemoryServer:
         with contextlib.suppress(BrokenPipeError), self._process:  # waits, and closes the pipes
             pass
 
-    def peak_mb(self, run: Run) -> float | str:
+    def peak_mb(self, run: Any) -> float | str:
         """Megabytes (of 2^20), or why they are not known."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -70,11 +74,11 @@ class MemoryServer:
         return float(answer) if isinstance(answer, (int, float)) else str(answer)
 
 
-def serve(requests: IO[str], answers: IO[str]) -> None:
-    """A fork for every line; the answer is what the child writes, or how it ended."""
+def serve(requests: IO[str], answers: IO[str], measure: Callable[[dict[str, Any]], float]) -> None:
+    """A fork for every line, the fields of a run; the answer is what the child writes, or how it ended."""
     for line in requests:
-        run = Run(**json.loads(line))
-        if candidates()[run.candidate].compiles:
+        fields = json.loads(line)
+        if fields["candidate"] in [other.name for other in OTHERS if other.compiles]:
             _import_compiler()  # once, here, instead of in every child
         reading, writing = os.pipe()
         child = os.fork()
@@ -82,7 +86,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
             os.close(reading)
             answer: object
             try:
-                answer = measure(run)
+                answer = measure(fields)
             except Exception as error:
                 answer = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             os.write(writing, json.dumps(answer).encode())
@@ -110,10 +114,15 @@ def measure(run: Run) -> float:
     else:
         short = dataclasses.replace(run, L=min(run.L, WARM_UP_LENGTH), S=min(run.S, WARM_UP_LENGTH))
         call_of(candidate, short)()
+    return peak_of(call)
+
+
+def peak_of(call: Callable[[], Any]) -> float:
+    """Megabytes that a call, which was warmed up, adds to this process at its peak."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = _resident_kb("VmRSS")
-    kept: Any = call()
+    kept = call()
     peak = _resident_kb("VmHWM")
     del kept
     return max(0, peak - before) / 1024
@@ -126,4 +135,4 @@ def _resident_kb(name: str) -> int:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin, sys.stdout)
+    serve(sys.stdin, sys.stdout, lambda fields: measure(Run(**fields)))

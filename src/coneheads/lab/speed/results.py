@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coneheads.lab.machine import Machine
 from coneheads.lab.speed.runs import Result, Run
@@ -24,9 +24,7 @@ class Row:
     machine: Machine
 
 
-PARTS: dict[str, type[Any]] = {"run": Run, "result": Result, "machine": Machine}
-# A name that Python keeps for itself has an underscore at its end, which the file does without.
-COLUMNS = [field.name.rstrip("_") for part in PARTS.values() for field in dataclasses.fields(part)]
+R = TypeVar("R")
 
 
 class Writer:
@@ -39,9 +37,10 @@ class Writer:
         self.path = path
         self.count = 0
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[Any]) -> None:
+        """Rows of one kind: ``Row``, or another class whose fields are classes too."""
         for row in rows:
-            lines = [COLUMNS] if self.count == 0 else []
+            lines = [_columns(type(row))] if self.count == 0 else []
             flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if self.count else os.O_TRUNC)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, flags, 0o644)
@@ -52,14 +51,21 @@ class Writer:
             self.count += 1
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path, kind: type[R] = Row) -> list[R]:  # type: ignore[assignment]
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    return [Row(**{name: _from_cells(part, line) for name, part in PARTS.items()}) for line in lines]
+    parts = typing.get_type_hints(kind)
+    return [kind(**{name: _from_cells(part, line) for name, part in parts.items()}) for line in lines]
 
 
-def _cells(row: Row) -> list[str]:
-    parts = [getattr(row, name) for name in PARTS]
+def _columns(kind: type[Any]) -> list[str]:
+    """A name that Python keeps for itself has an underscore at its end, which the file does without."""
+    parts = typing.get_type_hints(kind).values()
+    return [field.name.rstrip("_") for part in parts for field in dataclasses.fields(part)]
+
+
+def _cells(row: Any) -> list[str]:
+    parts = [getattr(row, field.name) for field in dataclasses.fields(row)]
     return [_text(getattr(part, field.name)) for part in parts for field in dataclasses.fields(part)]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -57,7 +59,9 @@ class Screen:
     def rows(self, title: str, rows: list[Row]) -> None:
         """The rows of one round."""
         header = ["candidate", "score", "sizes", "median ms", "20-80 %", "of SDPA", "peak MB", "error"]
-        cells = [row_cells(row) for row in rows]
+        self.table(title, header, [row_cells(row) for row in rows])
+
+    def table(self, title: str, header: list[str], cells: list[list[str]]) -> None:
         if not self.console.is_terminal:
             self.say(title)
             self._lines([header, *cells])
@@ -67,7 +71,7 @@ class Screen:
             table.add_row(*line)
         self.console.print(table)
 
-    def verdicts(self, found: list[tuple[Target, float | None]]) -> None:
+    def verdicts(self, found: Sequence[tuple[Target[Any], float | None]]) -> None:
         header = ["target", "promised", "measured", "holds"]
         cells = [verdict_cells(target, value) for target, value in found]
         if not self.console.is_terminal:
@@ -102,7 +106,7 @@ def row_cells(row: Row) -> list[str]:
     ]
 
 
-def verdict_cells(target: Target, value: float | None) -> list[str]:
+def verdict_cells(target: Target[Any], value: float | None) -> list[str]:
     if value is None:
         return [target.what, target.promise, "not measured", "no"]
     return [target.what, target.promise, target.shown(value), "yes" if target.holds(value) else "no"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar
 
 from coneheads.lab.speed.results import Row
 from coneheads.lab.speed.runs import Result, Round, Run, with_yardsticks
@@ -20,18 +21,28 @@ MEMORY_LENGTH = 16384
 EXTRAPOLATED_FROM = (4096, 8192)
 
 
+R = TypeVar("R")
+
+
+class Measured(Protocol):
+    @property
+    def median_ms(self) -> float | None: ...
+    @property
+    def peak_mb(self) -> float | None: ...
+
+
 @dataclass(frozen=True)
-class Target:
+class Target(Generic[R]):
     """``of / to`` (or ``of - to`` in microseconds) must be at most the limit, or at least."""
 
     what: str
-    of: Run
-    to: Run
+    of: R
+    to: R
     limit: float
     at_least: bool = False
     quantity: Literal["time", "difference", "memory"] = "time"
 
-    def value(self, results: dict[Run, Result]) -> float | None:
+    def value(self, results: Mapping[R, Measured]) -> float | None:
         """What was measured; None if a run is missing."""
         of, to = (results.get(run, Result()) for run in (self.of, self.to))
         a, b = (of.peak_mb, to.peak_mb) if self.quantity == "memory" else (of.median_ms, to.median_ms)
@@ -52,18 +63,18 @@ class Target:
         return f"{'>=' if self.at_least else '<='} {self.limit:g}{unit}"
 
 
-def targets(ours: str) -> list[Target]:
+def targets(ours: str) -> list[Target[Run]]:
     """All promises, for the backend of that name."""
 
     def run(score: str, shape: tuple[int, int, int], pass_: str, E: int = 64) -> Run:
         B, H, L = shape
         return Run(ours, score, B, H, L, L, E, 64, pass_=pass_, threads=THREADS)
 
-    def against_sdpa(run: Run, limit: float) -> Target:
+    def against_sdpa(run: Run, limit: float) -> Target[Run]:
         kind = "" if run.dtype == "float32" else f" in {run.dtype}"
         return Target(f"{run.score}{kind}, {run.work}, {run.sizes}: of SDPA's time", run, run.yardstick, limit)
 
-    promised: list[Target] = []
+    promised: list[Target[Run]] = []
     for shape in SHAPES:
         for score, limit in (("penumbral", 1.0), ("umbral", 0.9), ("dot", 0.9)):
             promised.append(against_sdpa(run(score, shape, "forward"), limit))
@@ -104,7 +115,7 @@ def targets(ours: str) -> list[Target]:
     return promised
 
 
-def rounds(promised: list[Target]) -> list[Round]:
+def rounds(promised: list[Target[Run]]) -> list[Round]:
     """What has to be timed, with the yardsticks: runs of equal size and pass in one round."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for target in promised:
@@ -114,7 +125,7 @@ def rounds(promised: list[Target]) -> list[Round]:
     return [with_yardsticks(tuple(runs)) for runs in groups.values()]
 
 
-def memory_runs(promised: list[Target]) -> list[Run]:
+def memory_runs(promised: list[Target[Run]]) -> list[Run]:
     """What has to be weighed; instead of the authors' run, the shorter ones that it is extrapolated from."""
     runs = [run for target in promised if target.quantity == "memory" for run in (target.of, target.to)]
     authors = [run for run in runs if run.candidate == "authors"]
@@ -122,7 +133,7 @@ def memory_runs(promised: list[Target]) -> list[Run]:
     return list(dict.fromkeys([*(run for run in runs if run.candidate != "authors"), *shorter]))
 
 
-def extrapolated(promised: list[Target], results: dict[Run, Result]) -> dict[Run, Result]:
+def extrapolated(promised: list[Target[Run]], results: dict[Run, Result]) -> dict[Run, Result]:
     """The authors' memory at the promised length: grows with L^2, from the longest that was measured."""
     found = {}
     for target in promised:
@@ -135,7 +146,7 @@ def extrapolated(promised: list[Target], results: dict[Run, Result]) -> dict[Run
     return found
 
 
-def verdicts(rows: list[Row]) -> list[tuple[Target, float | None]]:
+def verdicts(rows: list[Row]) -> list[tuple[Target[Run], float | None]]:
     """Every promise with what the rows say about it; of a record, the backend is the one that it measured."""
     results = {row.run: row.result for row in rows}
     (ours,) = {run.candidate for run in results} - {"sdpa", "authors"}

@@ -6,18 +6,29 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
-
-from coneheads.lab.speed.runs import Run
 
 LEAST_REPETITIONS = 3
 MOST_REPETITIONS = 2000
 # A sample lasts at least this long, by several calls: the clock and Python between calls must not count.
 SHORTEST_SAMPLE = 1e-3
+
+
+class Timed(Hashable, Protocol):
+    """What a call is known by: a run of a benchmark."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def yardstick(self) -> Timed: ...
+
+
+R = TypeVar("R", bound=Timed)
 
 
 @dataclass(frozen=True)
@@ -50,18 +61,18 @@ def summary(seconds: list[float]) -> Times:
 
 
 def interleaved(
-    calls: Mapping[Run, Callable[[], object]],
+    calls: Mapping[R, Callable[[], object]],
     seconds: float,
     *,
     clock: Callable[[], float] = time.perf_counter,
     between: Callable[[], None] = lambda: None,
-) -> dict[Run, Times]:
+) -> dict[R, Times]:
     """Times every call for about so many seconds, in turns whose order rotates.
 
     A call leaves when its time is used up; the yardsticks stay until the last one leaves. ``between`` runs between
     turns, where nothing is timed.
     """
-    samples: dict[Run, list[float]] = {run: [] for run in calls}
+    samples: dict[R, list[float]] = {run: [] for run in calls}
     repeats = {run: _calls_in_a_sample(run, call, clock) for run, call in calls.items()}
     spent = dict.fromkeys(calls, 0.0)
     active = list(calls)
@@ -81,7 +92,7 @@ def interleaved(
             between()
             unfinished = [run for run in active if not _finished(samples[run], spent[run], seconds)]
             others = [run for run in unfinished if run != run.yardstick]
-            needed = {run.yardstick for run in others} | set(unfinished)
+            needed: set[Timed] = {run.yardstick for run in others} | set(unfinished)
             active = [run for run in active if run in needed]
             active = active[1:] + active[:1]
     finally:
@@ -94,7 +105,7 @@ def _finished(samples: list[float], spent: float, seconds: float) -> bool:
     return len(samples) >= MOST_REPETITIONS or (spent >= seconds and len(samples) >= LEAST_REPETITIONS)
 
 
-def _calls_in_a_sample(run: Run, call: Callable[[], object], clock: Callable[[], float]) -> int:
+def _calls_in_a_sample(run: Timed, call: Callable[[], object], clock: Callable[[], float]) -> int:
     """Warms up, and finds how many calls make a sample."""
     _set_threads(run.threads)
     start = clock()
