@@ -20,6 +20,7 @@ from coneheads.backends import BACKENDS
 from coneheads.lab.models.start import PAPER, TUNED, Start
 from coneheads.lab.speed import graphs, results, screen, targets
 from coneheads.lab.speed.runs import YARDSTICK, Run
+from coneheads.lab.tasks import TASKS
 from coneheads.nn.start import TEMPERATURE
 from coneheads.scores import BY_NAME, Score
 
@@ -274,6 +275,33 @@ def changes_table() -> str:
     return f"{markdown_table(header, rows)}\n\nSize 3, accuracy on the test set, 2 seeds. {where(found)}"
 
 
+def published_table(name: str) -> str:
+    """A line a score: ours, and what the paper has."""
+    found = study(name)
+    (line,) = found["lines"]
+    published = TASKS[name].published
+    rows = [
+        [
+            row["score"],
+            mean_and_spread(row),
+            f"{published[row['score']]:g}",
+            str(row["n"] + row["diverged"]),
+            _interval(row["difference"]),
+            row["verdict"] or "baseline",
+        ]
+        for row in line["rows"]
+    ]
+    header = ["score", f"{line['headline']}, mean ± std", "paper", "seeds", "to dot, 95 % (Student)", "verdict"]
+    return f"{markdown_table(header, rows)}\n\n`{line['command']}`\n\n{where(found)}"
+
+
+def _interval(difference: dict[str, Any] | None) -> str:
+    if difference is None:
+        return ""
+    interval = difference["student"]
+    return f"{difference['mean']:+.4f} [{interval['low']:+.4f}, {interval['high']:+.4f}]"
+
+
 def commands_list() -> str:
     """The commands behind the tables, one a line of theirs."""
     lines = [line["command"] for name in ("taxonomies", "starts", "tree", "changes") for line in study(name)["lines"]]
@@ -356,6 +384,7 @@ TABLES = {
         "commands": commands_list,
     },
     "docs/integrations.md": {"supported": supported_table, "entropy": entropy_table},
+    "docs/experiments.md": {"cora": lambda: published_table("cora")},
     "benchmarks/README.md": {"targets": targets_table, "graphs": graphs_table},
 }
 

@@ -1,8 +1,9 @@
-"""Runs the comparisons that README and docs/tuning.md quote: `python docs/studies.py [NAME ...] [--mammals FILE]`.
+"""Runs the comparisons that README and docs quote: `python docs/studies.py [NAME ...] [--mammals FILE] [--cora DIR]`.
 
 A study is a list of `coneheads compare` commands. Their runs go to outputs/studies, and are reused when it is called
 again; what the tables need goes to docs/results/NAME.json, from which docs/generate.py makes the tables. All take
-about an hour on two cores. Without --mammals, those on the WordNet mammals are left out and their old results kept.
+about an hour on two cores, and Cora's two more. Without --mammals, those on the WordNet mammals are left out and their
+old results kept; without --cora, that on Cora.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from coneheads.lab.workers import train_all
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, RESULTS = ROOT / "outputs/studies", ROOT / "docs/results"
-MAMMALS = "mammal_closure.tsv"
+# Files of the user's, by what stands for them in a command.
+MAMMALS, CORA = "mammal_closure.tsv", "data"
+# Of the hundred seeds of configs/paper/cora.yaml, those that were run.
+CORA_SEEDS = range(15)
 
 
 class Command(NamedTuple):
@@ -56,7 +60,9 @@ CHANGES = (
 def studies() -> dict[str, list[Command]]:
     sizes, five, three = "--sizes 3,4,8", "--seeds 0,1,2,3,4", "--seeds 0,1,2"
     tree = f"--task tree {ALL} --sizes 4 {three} --train.steps 500"
+    seeds = ",".join(map(str, CORA_SEEDS))
     return {
+        "cora": [Command("Cora", f"--config configs/paper/cora.yaml --task.root {CORA} --seeds {seeds}")],
         "demo": [Command("demo", "")],
         "taxonomies": [Command(name, f"{flags} {ALL} {sizes} {five}") for name, flags in TAXONOMIES.items()],
         "tree": [
@@ -77,21 +83,22 @@ def studies() -> dict[str, list[Command]]:
     }
 
 
-def configs(commands: list[Command], mammals: str | None) -> Iterator[tuple[Command, CompareConfig]]:
+def configs(commands: list[Command], files: dict[str, str | None]) -> Iterator[tuple[Command, CompareConfig]]:
     for command in commands:
         flags = shlex.split(command.flags)
-        if MAMMALS in flags:
-            if mammals is None:
-                continue
-            flags[flags.index(MAMMALS)] = mammals
+        if any(files[flag] is None for flag in flags if flag in files):
+            continue
+        flags = [files.get(flag) or flag for flag in flags]
         config = cli.parse("compare", flags)
         assert isinstance(config, CompareConfig)
         yield command, config
 
 
-def run(name: str, commands: list[Command], mammals: str | None) -> None:
+def run(name: str, commands: list[Command], files: dict[str, str | None]) -> None:
     """Trains what is missing of a study, and writes its results."""
-    found = list(configs(commands, mammals))
+    found = list(configs(commands, files))
+    if not found:
+        return
     jobs = {command: compare.plan(config, RUNS) for command, config in found}
     missing = {job.folder: job for plan in jobs.values() for job in plan if not compare.is_finished(job)}
     steps = sum(job.config.train.steps for job in missing.values())
@@ -128,11 +135,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all if none is named")
     parser.add_argument("--mammals", help="the file mammal_closure.tsv of the WordNet mammals")
+    parser.add_argument("--cora", help="the folder that has Cora/raw/ind.cora.x and so on, or raw/")
     arguments = parser.parse_args()
+    files = {MAMMALS: arguments.mammals, CORA: arguments.cora}
     if unknown := set(arguments.names) - set(known):
         parser.error(f"there is no study {', '.join(unknown)}; there are {', '.join(known)}")
     for name in arguments.names or known:
-        run(name, known[name], arguments.mammals)
+        run(name, known[name], files)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from coneheads import _checks, backends
 from coneheads.backends import cpp, dense_scores, reference
 from coneheads.backends.edges import EdgeInputs
 from coneheads.backends.inputs import Inputs, autocast_is_on, compute_dtype, without_autocast
-from coneheads.backends.sorted_edges import SortedEdges
+from coneheads.backends.sorted_edges import SortedEdges as SortedEdges  # a public name
 from coneheads.scores import Concatenation, Score, resolve
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -25,6 +26,7 @@ from coneheads.lab.config import (
 from coneheads.lab.tasks import TASKS
 from coneheads.lab.tasks.options import TreeOptions
 
+PAPER = Path(__file__).parents[2] / "configs/paper"
 CONFIGS = [
     from_dict(command.config, {"task": task} if task else {})
     for command in cli.COMMANDS.values()
@@ -180,3 +182,13 @@ def test_configs_cannot_be_changed_and_check_themselves():
         EvaluateConfig(checkpoint="first")
     with pytest.raises(WrongUse, match="--seeds: 1, 1 names one twice"):
         CompareConfig(seeds=(1, 1))
+
+
+@pytest.mark.parametrize("path", sorted(PAPER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_config_of_the_paper_is_complete_and_follows_the_recipe_of_its_task(path):
+    given = yaml.safe_load(path.read_text())
+    read = from_dict(CompareConfig, given)
+    assert as_dict(read) == given, "a flag is missing, or there is one too many"
+    recipe = from_dict(CompareConfig, {"task": {"name": path.stem}})
+    assert dataclasses.replace(recipe, seeds=read.seeds, out=read.out) == read
+    assert len(read.seeds) >= 10

@@ -234,7 +234,7 @@ def _differentiate(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
     return *grads[:4], None, grads[4:], None, None, None, None, None
 
 
-def _refuse(ctx: Any, *grads: Tensor) -> None:
+def refuse_second_derivative(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError(
         "backend='cpp' has no second derivative, which was asked for (create_graph=True): "
         "use backend='reference', which has every derivative"
@@ -245,6 +245,6 @@ LIBRARY.impl("cpp_attention", _load_and_run, "CompositeExplicitAutograd")
 torch.library.register_fake("coneheads::cpp_attention", _trace, lib=LIBRARY)
 torch.library.register_fake("coneheads::cpp_attention_backward", _trace_backward, lib=LIBRARY)
 torch.library.register_autograd("coneheads::cpp_attention", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("coneheads::cpp_attention_backward", _refuse, lib=LIBRARY)
+torch.library.register_autograd("coneheads::cpp_attention_backward", refuse_second_derivative, lib=LIBRARY)
 _operator = torch.ops.coneheads.cpp_attention.default
 _operator_backward = torch.ops.coneheads.cpp_attention_backward.default

@@ -99,16 +99,9 @@ def _differentiate(ctx, grad_out, grad_weights):  # type: ignore[no-untyped-def]
     return *grads, none, none, None, grad_tensors, None, None, None, None, None
 
 
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(
-        "backend='cpp' has no second derivative, which was asked for (create_graph=True): "
-        "use backend='reference', which has every derivative"
-    )
-
-
 torch.library.register_fake("coneheads::cpp_edge_attention", _trace, lib=LIBRARY)
 torch.library.register_fake("coneheads::cpp_edge_attention_backward", _trace_backward, lib=LIBRARY)
 torch.library.register_autograd("coneheads::cpp_edge_attention", _differentiate, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("coneheads::cpp_edge_attention_backward", _refuse, lib=LIBRARY)
+torch.library.register_autograd("coneheads::cpp_edge_attention_backward", cpp.refuse_second_derivative, lib=LIBRARY)
 _operator = torch.ops.coneheads.cpp_edge_attention.default
 _operator_backward = torch.ops.coneheads.cpp_edge_attention_backward.default
