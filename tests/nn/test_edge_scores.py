@@ -98,7 +98,7 @@ def test_one_tensor_for_both_becomes_points_once(monkeypatch):
     )
     edge_index = torch.randint(SOURCES, (2, 50))
     edge_scores(score, key, key, edge_index)
-    assert seen == [(HEADS, SOURCES, SIZE)]  # nodes, not edges
+    assert seen == [(1, HEADS, SOURCES, SIZE)]  # nodes, not edges
     edge_scores(score, key.clone(), key, edge_index)
     assert len(seen) == 3
 

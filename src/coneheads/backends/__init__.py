@@ -83,6 +83,7 @@ BACKENDS = (
         onnx=True,
     ),
 )
+NAMES = tuple(backend.name for backend in BACKENDS)
 #: the same for attention on edges
 EDGE_BACKENDS = (
     Backend(
@@ -108,8 +109,9 @@ EDGE_BACKENDS = (
 )
 
 
-def choose(name: str, inputs: Inputs | EdgeInputs, backends: tuple[Backend, ...] = BACKENDS) -> Backend:
+def choose(name: str, inputs: Inputs | EdgeInputs, backends: tuple[Backend, ...] | None = None) -> Backend:
     """The backend of that name, or with "auto" the first that can serve; an error if it cannot, never another one."""
+    backends = BACKENDS if backends is None else backends
     names = [backend.name for backend in backends]
     _checks.one_of("backend", name, ("auto", *names))
     if name == "auto":

@@ -61,7 +61,9 @@ def edge_scores(score: Score, query: Tensor, key: Tensor, source: Tensor, target
     if q_level is not None and k_level is not None:
         levels = (q_level.index_select(2, target)[..., None], k_level.index_select(2, source)[..., None])
     scores = score.pair(measure, *levels)[0, ..., 0]  # to a score, the edges are queries with one key each
-    return scores.masked_fill(bad_query.index_select(1, target) | bad_key.index_select(1, source), torch.nan).T
+    return scores.masked_fill(
+        bad_query.index_select(1, target) | bad_key.index_select(1, source), torch.nan
+    ).T.contiguous()
 
 
 def _points(score: Score, features: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
