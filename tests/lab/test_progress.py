@@ -1,6 +1,7 @@
 """A bar on a terminal, a line now and then elsewhere, nothing if told to be quiet; always on stderr, at little cost."""
 
 import io
+import itertools
 import re
 import time
 
@@ -123,18 +124,34 @@ def test_numbers_come_in_few_digits():
 
 
 def test_a_bar_costs_less_than_a_hundredth_of_steps_of_5_ms():
-    steps, each = 400, 0.005
+    steps, each = 4000, 0.005
+    now = 0.0
 
     def spent():
+        nonlocal now
         console = Console(file=io.StringIO(), force_terminal=True, width=120)
         seconds = 0.0
-        with Progress(False, steps, "kin", console=console) as progress:
+        with Progress(False, steps, "kin", console=console, clock=lambda: now) as progress:
             for index in range(steps):
-                time.sleep(each)
-                start = time.process_time()
+                now += each
+                start = time.thread_time()
                 progress.advance(loss=1 / (index + 1), accuracy=index / steps)
-                seconds += time.process_time() - start
+                seconds += time.thread_time() - start
         return seconds
 
     # Other tests run at the same time and share the processor's caches: the cheapest of a few counts.
     assert any(spent() < 0.01 * steps * each for _ in range(5))
+
+
+def test_a_bar_that_is_slow_to_draw_is_drawn_seldom(monkeypatch):
+    now, drawn = 0.0, []
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with Progress(False, 10_000, "kin", console=console, clock=lambda: now) as progress:
+        # Each drawing asks twice for the time spent, before and after: it takes 50 ms.
+        monkeypatch.setattr(time, "thread_time", lambda ticks=itertools.count(): 0.05 * next(ticks))
+        monkeypatch.setattr(progress._bar, "refresh", lambda: drawn.append(now))
+        for _ in range(9_999):
+            now += 0.01
+            progress.advance()
+        monkeypatch.undo()
+    assert len(drawn) == pytest.approx(100 / (0.05 / 0.005), abs=1)
