@@ -8,7 +8,7 @@ import torch
 from coneheads.lab import cli, tasks
 from coneheads.lab.commands import CompareConfig, ModelOptions, TrainConfig
 from coneheads.lab.config import Failed, WrongUse, from_dict
-from coneheads.lab.models.gat import GAT, SparseFeatures
+from coneheads.lab.models.gat import GAT, SparseFeatures, dropout
 from coneheads.lab.tasks.options import GAT_SCORES, CoraOptions, PPIOptions
 from coneheads.lab.train import Trainer
 from tests.lab.tasks.graph_data import write_planetoid, write_ppi
@@ -47,7 +47,7 @@ def test_the_public_split_is_read(root, task):
     assert loops == 572
     x = found.graph.x
     total = torch.zeros(572).index_add(
-        0, torch.repeat_interleave(torch.arange(572), x.start.diff(append=torch.tensor([len(x.values)]))), x.values
+        0, torch.repeat_interleave(torch.arange(572), x.rows.start.diff(append=torch.tensor([len(x.values)]))), x.values
     )
     assert torch.allclose(total[total > 0], torch.ones(()))  # every row is divided by its sum
     assert found.chance() == pytest.approx(14 / 40)
@@ -105,6 +105,18 @@ def test_sparse_features_are_the_dense_ones():
     torch.testing.assert_close(got, dense @ weight)
     (grad,) = torch.autograd.grad(got.square().sum(), weight)
     torch.testing.assert_close(grad, torch.autograd.grad((dense @ weight).square().sum(), weight)[0])
+
+
+def test_dropout_keeps_its_share_and_the_mean_and_zeros_stay_zeros():
+    x = torch.ones(200_000)
+    torch.manual_seed(0)
+    got = dropout(x, 0.6, True)
+    assert set(got.unique().tolist()) == {0.0, torch.tensor(1 / 0.4).item()}
+    assert got.mean().item() == pytest.approx(1, abs=0.02)
+    assert dropout(x, 0.6, False) is x
+    assert dropout(x, 0.0, True) is x
+    assert dropout(x, 1.0, True).count_nonzero() == 0
+    assert dropout(torch.zeros(9), 0.6, True).count_nonzero() == 0
 
 
 def test_the_concatenation_network_is_pygs_gat():
