@@ -144,11 +144,11 @@ def test_a_bar_costs_less_than_a_hundredth_of_steps_of_5_ms():
 
 
 def test_a_bar_that_is_slow_to_draw_is_drawn_seldom(monkeypatch):
-    now, drawn = 0.0, []
+    now, drawn, ticks = 0.0, [], itertools.count()
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
     with Progress(False, 10_000, "kin", console=console, clock=lambda: now) as progress:
         # Each drawing asks twice for the time spent, before and after: it takes 50 ms.
-        monkeypatch.setattr(time, "thread_time", lambda ticks=itertools.count(): 0.05 * next(ticks))
+        monkeypatch.setattr(time, "thread_time", lambda: 0.05 * next(ticks))
         monkeypatch.setattr(progress._bar, "refresh", lambda: drawn.append(now))
         for _ in range(9_999):
             now += 0.01

@@ -27,7 +27,7 @@ class _SparseProduct(torch.autograd.Function):
         return _rows_times(features.rows, values, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (values,) = ctx.saved_tensors
         return _rows_times(ctx.features.transposed, values[ctx.features.order], grad.contiguous()), None, None
 
