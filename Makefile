@@ -15,10 +15,10 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check slow sanitize bench studies docs clean
+.PHONY: help venv demo test check slow sanitize gpu-check gpu-test bench studies docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 venv: $(STAMP)  ## create .venv with all that demo and tests need
 
@@ -84,6 +84,14 @@ sanitize: $(STAMP)  ## run the tests of the C++ kernels under the address and un
 	@echo "==> testing them"
 	@$(SANITIZED) -m pytest -q --capture=sys -p no:faulthandler -p no:xdist tests/backends/test_cpp.py
 	@$(SANITIZED) -m pytest -q --capture=sys -p no:faulthandler -p no:xdist tests/test_fuzz.py --fuzz-cases 500
+
+gpu-check: $(STAMP)  ## compile the kernels for GPUs ahead of time: registers, spills, shared memory (no GPU needed), with the flags in GPU
+	@echo "==> compiling the Triton kernels"
+	@$(BIN)/python -m coneheads.lab.gpu_check $(GPU)
+
+gpu-test: $(STAMP)  ## test and time the kernels on the GPU of this machine
+	@echo "==> running coneheads info --self-test"
+	@$(BIN)/coneheads info --self-test
 
 bench: $(STAMP)  ## time attention beside SDPA and others, with the flags in BENCH; results in benchmarks/results/
 	@echo "==> running coneheads bench $(BENCH)"

@@ -1,5 +1,12 @@
-"""Doctests of timm's integration are not collected where timm is not installed: it has an environment of its own."""
+"""Doctests are not collected from what imports a library that is not installed.
+
+timm has an environment of its own, and triton is there for Linux alone.
+"""
 
 import importlib.util
 
-collect_ignore = [] if importlib.util.find_spec("timm") else ["coneheads/integrations/timm.py"]
+NEEDED_BY = {
+    "timm": ["coneheads/integrations/timm.py"],
+    "triton": [f"coneheads/backends/triton/{name}.py" for name in ("scores", "tiles", "forward", "backward", "launch")],
+}
+collect_ignore = [path for name, paths in NEEDED_BY.items() if not importlib.util.find_spec(name) for path in paths]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coneheads import _checks
-from coneheads.backends import build, chunked, cpp, cpp_edges, edges, reference
+from coneheads.backends import build, chunked, cpp, cpp_edges, edges, reference, triton
 from coneheads.backends.edges import EdgeInputs
 from coneheads.backends.inputs import Inputs, in_onnx_export, in_transform
 
@@ -64,6 +64,18 @@ BACKENDS = (
         devices=("cpu",),
         obstacle=cpp.why_not,
         available=lambda: build.why_unavailable() is None,
+    ),
+    Backend(
+        name="triton",
+        attention=triton.attention,
+        summary="fused kernels for GPUs, compiled on first use",
+        memory="linear in L and S",
+        second_derivative=False,
+        transforms=False,
+        devices=triton.DEVICES,
+        dtypes=triton.DTYPES,
+        obstacle=triton.why_not,
+        available=triton.available,
     ),
     Backend(
         name="chunked",

@@ -250,3 +250,4 @@ class InfoConfig(Config):
     """Versions, processor, and the backends with what each can do here and what is missing."""
 
     json: bool = option(False, "print JSON")
+    self_test: bool = option(False, "test the kernels for GPUs on this machine, and time them")

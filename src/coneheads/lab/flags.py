@@ -24,6 +24,7 @@ METAVARS = {int: "N", float: "X", str: "NAME"}
 
 def parse(program: str, cls: type[Config], arguments: list[str]) -> Config | None:
     """The config that the arguments make; later ones count. ``--help`` and ``--print_config`` print, and give None."""
+    arguments = [_with_underscores(word) for word in arguments]
     files, chosen = _first_look(cls, arguments)
     known = configs.flags(cls, chosen)
     parser = _parser(program, cls, chosen, known)
@@ -39,6 +40,16 @@ def parse(program: str, cls: type[Config], arguments: list[str]) -> Config | Non
         print(configs.to_yaml(config), end="")
         return None
     return config
+
+
+def _with_underscores(word: str) -> str:
+    """--self-test is --self_test: both habits are common.
+
+    >>> _with_underscores("--self-test=a-b"), _with_underscores("-1")
+    ('--self_test=a-b', '-1')
+    """
+    flag, equals, value = word.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value if flag.startswith("--") else word
 
 
 def _first_look(cls: type[Config], arguments: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:

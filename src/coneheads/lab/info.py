@@ -1,4 +1,7 @@
-"""``coneheads info``: what is installed, what this machine is, and which backends serve here, or why not."""
+"""``coneheads info``: what is installed, what this machine is, and which backends serve here, or why not.
+
+With ``--self-test`` it tests the kernels for GPUs instead: see self_test.py.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,18 @@ from coneheads.backends import BACKENDS, Backend, build
 from coneheads.functional import available_backends
 from coneheads.lab import machine
 from coneheads.lab.commands import InfoConfig
+from coneheads.lab.config import WrongUse
 
 Facts = dict[str, Any]
 
 
 def run(config: InfoConfig) -> int:
+    if config.self_test:
+        if config.json:
+            raise WrongUse("--json: the self-test prints tables; leave one of the two out")
+        from coneheads.lab import self_test  # which needs more of the lab than the rest
+
+        return self_test.run()
     found = facts()
     print(json.dumps(found, indent=2) if config.json else as_text(found))
     return 0

@@ -45,7 +45,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, score: Score, is_causal: bo
 
 
 def direct(query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Tensor | None = None) -> Tensor:
-    """Dense, with ``D^2 = |a - b|^2``, in the dtype of the inputs: for few queries. mask: True where to attend."""
+    """Dense, with ``D^2 = |a - b|^2``, in the dtype of the inputs: for few queries. mask: as in ``attention``."""
     return _dense(query, key, value, score, mask, _distance_sq_by_difference)
 
 
@@ -129,7 +129,7 @@ def _causal_mask(query: Tensor, key: Tensor, is_causal: bool) -> Tensor | None:
 
 def _weigh(scores: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
     return torch.softmax(scores, -1) @ value
 
 

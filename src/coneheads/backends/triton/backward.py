@@ -1,0 +1,310 @@
+"""The backward kernels in Triton: sums over rows; gradients of the queries, of keys and values, and of a float mask.
+
+Each program owns what it writes, so nothing is added by two of them and the order of all sums is fixed. Every kernel
+computes the scores of its tiles again, and from them
+
+    P = 2^(S - lse),  dP = dO V^T,  dS = P (dP + shift),  shift = dlse - rowsum(P dP) = dlse - rowsum(dO O).
+
+Through a squared distance, a pair gives 2w (q - k) to its query and 2w (k - q) to its key, w = dS d score / d D^2. Both
+are products, q sum(w) - sum(w k), except for near pairs, which would cancel in them: these are added one by one.
+"""
+
+import triton
+import triton.language as tl
+
+from coneheads.backends.triton import scores, tiles
+
+
+@triton.jit
+def weights_of(s, lse, rest):
+    """The weights of a tile. The log-sum-exp, in base 2, comes as it is rounded and what is left: scores can be large
+    and near to it."""
+    return tl.exp2(s - lse[:, None] - rest[:, None])
+
+
+@triton.jit
+def weights_and_gradients(
+    s, lse, rest, shift, v, grad_out, seed, row_numbers, columns, dropout_p,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The weights of a tile after dropout, and the gradients of its scores."""
+    weights = weights_of(s, lse, rest)
+    grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
+    if DROPOUT:
+        kept = tiles.kept(seed, row_numbers, columns, dropout_p)
+        return weights * kept, weights * (grad_weights * kept + shift[:, None])
+    return weights, weights * (grad_weights + shift[:, None])
+
+
+@triton.jit
+def backward_rows(
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Before the others, in float32: takes the sum of P dP off SHIFT, and makes the weights add up to 1 by REST.
+
+    Where a query attends to almost one key, the gradients of its scores are small differences of numbers that are not:
+    they cancel as they should only if the sum is that of the very numbers which the other kernels find.
+    """
+    blocks = tl.cdiv(length, BM)
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    rows = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+    kv_head = head // group
+    Q += head * length * positions
+    K += kv_head * keys * positions
+    V += kv_head * keys * values
+    MASK += head // heads * mask_batch + head % heads * mask_head
+    a, _, c, factor, unit = tiles.constants(CONSTANTS, head)
+
+    q = tiles.load_rows(Q, rows, length, positions, DP)
+    q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
+    q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
+    q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+    lse = tiles.load_numbers(LSE + head * length, rows, length)
+    rest = tiles.load_numbers(REST + head * length, rows, length)
+    shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+
+    total, products = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
+    for start in range(0, end, BN):
+        columns = start + tl.arange(0, BN)
+        k = tiles.load_rows(K, columns, keys, positions, DP)
+        k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
+        k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
+        k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
+        m = tiles.measure(
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
+            MEASURE, PRECISION, WIDEN, BM, BN,
+        )  # fmt: skip
+        s = tiles.scores_of(
+            m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
+            SCORE, MASKED, CAUSAL,
+        )  # fmt: skip
+        v = tiles.load_rows(V, columns, keys, values, DV)
+        _, product = weights_and_gradients(
+            s, lse, rest, tl.zeros([BM], tl.float32), v, grad_out, tl.load(SEED), head * length + rows, columns,
+            dropout_p, DROPOUT, PRECISION, WIDEN,
+        )  # fmt: skip
+        total += tl.sum(weights_of(s, lse, rest), 1)
+        products += tl.sum(product, 1)
+    total = tl.where(total == 0, 1.0, total)
+    tl.store(SHIFT + head * length + rows, shift - products / total, mask=rows < length)
+    tl.store(REST + head * length + rows, rest + tl.log2(total), mask=rows < length)
+
+
+@triton.jit
+def backward_queries(
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
+    GRAD_Q, GRAD_Q_LEVEL, GRAD_PARAMETERS,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L]; with PARAMETERS also GRAD_PARAMETERS [2, B, H, L], a sum a row."""
+    blocks = tl.cdiv(length, BM)
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    rows = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+    kv_head = head // group
+    Q += head * length * positions
+    K += kv_head * keys * positions
+    V += kv_head * keys * values
+    MASK += head // heads * mask_batch + head % heads * mask_head
+    a, b, c, factor, unit = tiles.constants(CONSTANTS, head)
+
+    q = tiles.load_rows(Q, rows, length, positions, DP)
+    q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
+    q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
+    q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+    lse = tiles.load_numbers(LSE + head * length, rows, length)
+    rest = tiles.load_numbers(REST + head * length, rows, length)
+    shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+
+    grad = tl.zeros([BM, DP], tl.float32)  # the sum of w k
+    pull = tl.zeros([BM], tl.float32)  # the sum of w
+    grad_level = tl.zeros([BM], tl.float32)
+    first, second = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
+    for start in range(0, end, BN):
+        columns = start + tl.arange(0, BN)
+        k = tiles.load_rows(K, columns, keys, positions, DP)
+        k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
+        k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
+        k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
+        m = tiles.measure(
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
+            MEASURE, PRECISION, WIDEN, BM, BN,
+        )  # fmt: skip
+        s = tiles.scores_of(
+            m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
+            SCORE, MASKED, CAUSAL,
+        )  # fmt: skip
+        v = tiles.load_rows(V, columns, keys, values, DV)
+        _, g = weights_and_gradients(
+            s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
+            DROPOUT, PRECISION, WIDEN,
+        )  # fmt: skip
+        w, for_level, _, for_first, for_second = scores.slopes(
+            SCORE, g, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c
+        )
+        if PARAMETERS:
+            first += tl.sum(for_first, 1)
+            second += tl.sum(for_second, 1)
+        grad_level += tl.sum(for_level, 1)
+        grad, pull = tiles.add_gradients(
+            grad, pull, w, m, q_sq, k, Q, K, rows, columns, length, keys, positions, True, MEASURE, ROUND, WIDEN, DP
+        )
+    grad = tiles.gradient_of(q, pull, grad, True, MEASURE)
+    tiles.store_rows(GRAD_Q + head * length * positions, grad, rows, length, positions, DP)
+    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level, mask=rows < length)
+    if PARAMETERS:
+        all_rows = tl.num_programs(0).to(tl.int64) // blocks * length
+        tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
+        tl.store(GRAD_PARAMETERS + all_rows + head * length + rows, second, mask=rows < length)
+
+
+@triton.jit
+def backward_keys(
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
+    GRAD_K, GRAD_K_LEVEL, GRAD_V,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """GRAD_K [B, Hkv, S, P], GRAD_K_LEVEL [B, Hkv, S], GRAD_V [B, Hkv, S, Ev]: over the queries of all heads."""
+    blocks = tl.cdiv(keys, BN)
+    kv_head = (tl.program_id(0) // blocks).to(tl.int64)
+    first_column = tl.program_id(0) % blocks * BN
+    columns = first_column + tl.arange(0, BN)
+    K += kv_head * keys * positions
+    V += kv_head * keys * values
+
+    k = tiles.load_rows(K, columns, keys, positions, DP)
+    v = tiles.load_rows(V, columns, keys, values, DV)
+    k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
+    k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
+    k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
+
+    grad = tl.zeros([BN, DP], tl.float32)  # the sum of w q
+    pull = tl.zeros([BN], tl.float32)  # the sum of w
+    grad_level = tl.zeros([BN], tl.float32)
+    grad_v = tl.zeros([BN, DV], tl.float32)
+    for member in range(group):
+        head = kv_head * group + member
+        queries = Q + head * length * positions
+        mask = MASK + head // heads * mask_batch + head % heads * mask_head
+        a, b, c, factor, unit = tiles.constants(CONSTANTS, head)
+        for start in range(first_column // BM * BM if CAUSAL else 0, length, BM):
+            rows = start + tl.arange(0, BM)
+            q = tiles.load_rows(queries, rows, length, positions, DP)
+            q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
+            q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
+            q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+            grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+            lse = tiles.load_numbers(LSE + head * length, rows, length)
+            rest = tiles.load_numbers(REST + head * length, rows, length)
+            shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+            m = tiles.measure(
+                q, k, q_sq, k_sq, queries, K, rows, columns, length, keys, positions, unit,
+                MEASURE, PRECISION, WIDEN, BM, BN,
+            )  # fmt: skip
+            s = tiles.scores_of(
+                m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,
+                length, keys, SCORE, MASKED, CAUSAL,
+            )  # fmt: skip
+            # Rows beyond the last query have finite scores, and no gradient: their weights meet zeros alone.
+            weights, g = weights_and_gradients(
+                s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
+                DROPOUT, PRECISION, WIDEN,
+            )  # fmt: skip
+            weights = tl.where((rows < length)[:, None], weights, 0.0)
+            g = tl.where((rows < length)[:, None], g, 0.0)
+            grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
+            w, _, for_level, _, _ = scores.slopes(
+                SCORE, g, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c
+            )
+            grad_level += tl.sum(for_level, 0)
+            grad, pull = tiles.add_gradients(
+                grad, pull, w, m, q_sq, q, queries, K, rows, columns, length, keys, positions, False,
+                MEASURE, ROUND, WIDEN, DP,
+            )  # fmt: skip
+    grad = tiles.gradient_of(k, pull, grad, False, MEASURE)
+    tiles.store_rows(GRAD_K + kv_head * keys * positions, grad, columns, keys, positions, DP)
+    tiles.store_rows(GRAD_V + kv_head * keys * values, grad_v, columns, keys, values, DV)
+    tl.store(GRAD_K_LEVEL + kv_head * keys + columns, grad_level, mask=columns < keys)
+
+
+@triton.jit
+def backward_mask(
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
+    GRAD_MASK,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
+    batches, mask_batches, mask_heads, mask_rows, mask_columns,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
+    DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """GRAD_MASK, of the mask's own shape [B|1, H|1, L|1, S|1]: a program sums over all pairs that share an entry."""
+    row_blocks = 1 if ONE_ROW else tl.cdiv(length, BM)
+    column_blocks = 1 if ONE_COLUMN else tl.cdiv(keys, BN)
+    program = tl.program_id(0).to(tl.int64)
+    own_column = (program % column_blocks).to(tl.int32) * BN
+    own_row = (program // column_blocks % row_blocks).to(tl.int32) * BM
+    own_head = program // column_blocks // row_blocks % mask_heads
+    own_batch = program // column_blocks // row_blocks // mask_heads
+    total = tl.zeros([BM, BN], tl.float32)
+    for other_batch in range(batches // mask_batches):
+        for other_head in range(heads // mask_heads):
+            head = (own_batch + other_batch) * heads + own_head + other_head
+            kv_head = head // group
+            queries = Q + head * length * positions
+            keys_of_head = K + kv_head * keys * positions
+            mask = MASK + head // heads * mask_batch + head % heads * mask_head
+            a, _, c, factor, unit = tiles.constants(CONSTANTS, head)
+            for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
+                rows = row + tl.arange(0, BM)
+                q = tiles.load_rows(queries, rows, length, positions, DP)
+                q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
+                q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
+                q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+                grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+                lse = tiles.load_numbers(LSE + head * length, rows, length)
+                rest = tiles.load_numbers(REST + head * length, rows, length)
+                shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+                for column in range(own_column, keys if ONE_COLUMN else tl.minimum(own_column + BN, keys), BN):
+                    columns = column + tl.arange(0, BN)
+                    k = tiles.load_rows(keys_of_head, columns, keys, positions, DP)
+                    k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
+                    k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
+                    k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
+                    m = tiles.measure(
+                        q, k, q_sq, k_sq, queries, keys_of_head, rows, columns, length, keys, positions, unit,
+                        MEASURE, PRECISION, WIDEN, BM, BN,
+                    )  # fmt: skip
+                    s = tiles.scores_of(
+                        m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,
+                        length, keys, SCORE, MASKED, CAUSAL,
+                    )  # fmt: skip
+                    v = tiles.load_rows(V + kv_head * keys * values, columns, keys, values, DV)
+                    _, g = weights_and_gradients(
+                        s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
+                        DROPOUT, PRECISION, WIDEN,
+                    )  # fmt: skip
+                    total += tl.where((rows < length)[:, None], g, 0.0)
+    # An entry that all rows, or all columns, share is the sum over them, in the first place of the tile.
+    rows, columns = own_row + tl.arange(0, BM), own_column + tl.arange(0, BN)
+    if ONE_ROW:
+        total = tl.where(rows[:, None] == 0, tl.sum(total, 0)[None, :], 0.0)
+    if ONE_COLUMN:
+        total = tl.where(columns[None, :] == 0, tl.sum(total, 1)[:, None], 0.0)
+    place = ((own_batch * mask_heads + own_head) * mask_rows + rows[:, None]) * mask_columns + columns[None, :]
+    tl.store(GRAD_MASK + place, total, mask=(rows < mask_rows)[:, None] & (columns < mask_columns)[None, :])

@@ -1,0 +1,66 @@
+"""The forward kernel in Triton: one pass over the keys of a block of queries, with a running softmax."""
+
+import triton
+import triton.language as tl
+
+from coneheads.backends.triton import tiles
+
+
+@triton.jit
+def forward(
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, OUT, TOP, TOTAL,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """OUT [B, H, L, Ev]; TOP and TOTAL [B, H, L]: the largest score in base 2, and the sum of 2^(score - largest)."""
+    blocks = tl.cdiv(length, BM)
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    rows = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+    kv_head = head // group
+    Q += head * length * positions
+    K += kv_head * keys * positions
+    V += kv_head * keys * values
+    MASK += head // heads * mask_batch + head % heads * mask_head
+    a, _, c, factor, unit = tiles.constants(CONSTANTS, head)
+
+    q = tiles.load_rows(Q, rows, length, positions, DP)
+    q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
+    q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
+    q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+
+    top = tl.full([BM], float("-inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    out = tl.zeros([BM, DV], tl.float32)
+    # With CAUSAL, tiles that are masked whole are skipped.
+    end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
+    for start in range(0, end, BN):
+        columns = start + tl.arange(0, BN)
+        k = tiles.load_rows(K, columns, keys, positions, DP)
+        k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
+        k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
+        k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
+        m = tiles.measure(
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
+            MEASURE, PRECISION, WIDEN, BM, BN,
+        )  # fmt: skip
+        s = tiles.scores_of(
+            m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
+            SCORE, MASKED, CAUSAL,
+        )  # fmt: skip
+        higher = tl.maximum(top, tl.max(s, 1))
+        # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        top = higher
+        if DROPOUT:
+            weights *= tiles.kept(tl.load(SEED), head * length + rows, columns, dropout_p)
+        v = tiles.load_rows(V, columns, keys, values, DV)
+        out = out * shrink[:, None] + tiles.product(weights.to(v.dtype), v, PRECISION, WIDEN)
+    out = out / tl.where(total == 0, 1.0, total)[:, None]
+    tiles.store_rows(OUT + head * length * values, out, rows, length, values, DV)
+    tl.store(TOP + head * length + rows, top, mask=rows < length)
+    tl.store(TOTAL + head * length + rows, total, mask=rows < length)

@@ -1,0 +1,370 @@
+"""Arguments for the Triton kernels, and their start. What is done once a token or a head is done here, in PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.functional import pad
+
+from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
+from coneheads.backends.triton import backward as backward_kernels
+from coneheads.backends.triton import interpreted, number_of
+from coneheads.backends.triton.forward import forward as forward_kernel
+from coneheads.scores import (
+    FinitePenumbral,
+    FiniteUmbral,
+    HalfSpaceDistance,
+    HyperboloidDistance,
+    Penumbral,
+    Umbral,
+)
+
+LN_2 = math.log(2)
+LOG2_E = math.log2(math.e)
+REGISTERS = 1 << 16  # of a multiprocessor
+# Positions of so few coordinates have many near pairs: all their distances are computed directly.
+FEW_COORDINATES = 8
+ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
+# Positions in float16 are stored as a fraction where one would be larger.
+LARGEST_HALF = 2.0**14
+
+
+class Blocks(NamedTuple):
+    """How a kernel cuts its work: rows and columns of a tile, warps of a program, and loads under way at once."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told. Left alone, it keeps registers free for a second program, and spills."""
+        return {
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "maxnreg": min(255, REGISTERS // (32 * self.warps)),
+        }
+
+    def config(self) -> triton.Config:
+        return triton.Config({"BM": self.rows, "BN": self.columns}, **self.options)
+
+
+# What fits every GPU since sm_80 without a spill (make gpu-check), by kernel, and by whether it is float32 and how wide
+# positions and values are at the most. float32 is multiplied without tensor cores, which takes more registers.
+BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
+    "forward": {
+        (True, 64): Blocks(32, 32, 4, 2),
+        (True, 128): Blocks(32, 32, 8, 2),
+        (True, 256): Blocks(16, 16, 8, 1),
+        (False, 64): Blocks(64, 64, 4, 2),
+        (False, 128): Blocks(64, 32, 4, 2),
+        (False, 256): Blocks(32, 32, 4, 1),
+    },
+    "backward_queries": {
+        (True, 32): Blocks(32, 32, 4, 2),
+        (True, 64): Blocks(32, 16, 8, 1),
+        (True, 128): Blocks(16, 16, 4, 3),
+        (True, 256): Blocks(16, 16, 8, 2),
+        (False, 64): Blocks(32, 32, 4, 2),
+        (False, 128): Blocks(32, 32, 4, 1),
+        (False, 256): Blocks(16, 16, 8, 1),
+    },
+    "backward_keys": {
+        (True, 32): Blocks(32, 32, 4, 2),
+        (True, 64): Blocks(16, 32, 8, 1),
+        (True, 128): Blocks(16, 16, 8, 1),
+        (True, 256): Blocks(16, 16, 16, 1),
+        (False, 64): Blocks(32, 32, 4, 2),
+        (False, 128): Blocks(32, 32, 4, 1),
+        (False, 256): Blocks(16, 16, 8, 1),
+    },
+}
+BLOCKS["backward_rows"] = BLOCKS["backward_mask"] = BLOCKS["backward_queries"]
+IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
+
+
+def default_blocks(kernel: str, width: int, dtype: torch.dtype) -> Blocks:
+    """What a kernel is started with where nothing is tried. width: the larger of positions and values, padded."""
+    if interpreted():
+        return IN_THE_INTERPRETER
+    single = dtype == torch.float32
+    return next(blocks for (of_single, most), blocks in BLOCKS[kernel].items() if of_single == single and width <= most)
+
+
+def declared_blocks(kernel: str, width: int, dtype: torch.dtype) -> list[Blocks]:
+    """The small set that is tried once for each class of shapes and dtype, the default first."""
+    default = default_blocks(kernel, width, dtype)
+    others = [
+        default._replace(stages=default.stages + 1),
+        default._replace(warps=8, rows=2 * default.rows),
+        default._replace(columns=2 * default.columns),
+    ]
+    return [default, *others]
+
+
+def _padded(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))
+
+
+def _contiguous(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return tensor.to(dtype).contiguous()
+
+
+class Call:
+    """One call as the kernels take it: tensors in their order, then numbers, then what is compiled in."""
+
+    def __init__(self, inputs: FusedInputs) -> None:
+        score, (q, q_level, k, k_level) = inputs.score, inputs.points
+        self.inputs, self.score = inputs, score
+        self.dtype = inputs.value.dtype
+        self.batch, self.heads, self.length, coordinates = q.shape
+        self.direct = score.measures != "product" and coordinates <= FEW_COORDINATES
+        self.positions = coordinates if self.direct else -(-coordinates // ALIGNED) * ALIGNED
+        self.kv_heads, self.keys = k.shape[1:3]
+        self.values = inputs.value.shape[-1]
+        self.product = score.measures == "product"
+        number = number_of(score)
+        assert number is not None
+        self.number = number
+        group = self.heads // self.kv_heads
+        q, k, self.unit = self._stored(q, k, group)
+        # A bad key makes NaN of every row that attends to it.
+        k_sq = k.float().square().sum(-1) if not self.product else q.new_zeros(k.shape[:3], dtype=torch.float32)
+        if inputs.bad is not None:
+            k_sq = k_sq.masked_fill(inputs.bad, torch.nan)
+        q_sq = q.float().square().sum(-1) / 4  # in memory are -2 q
+        none = q_sq.new_ones(())
+        levels = [none, none] if q_level is None or k_level is None else [_contiguous(q_level), _contiguous(k_level)]
+        auxs = [_contiguous(self._aux(level)) for level in levels]
+        if q_level is None:  # the kernels read a level for every token
+            levels = [torch.ones_like(q_sq), torch.ones_like(k_sq)]
+        if auxs[0].shape != q_sq.shape:
+            auxs = [torch.ones_like(q_sq), torch.ones_like(k_sq)]
+        mask = inputs.mask
+        self.masked = "none" if mask is None else "boolean" if mask.dtype == torch.bool else "float"
+        if mask is None:
+            mask = q_sq.new_zeros((1, 1, 1, 1))
+        elif mask.dtype == torch.float64:
+            mask = mask.float()
+        self.mask_shape = mask.shape
+        self.strides = tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
+        seed = inputs.seed if inputs.seed is not None else torch.zeros((), dtype=torch.int64, device=q.device)
+        value = _contiguous(inputs.value, self.dtype)
+        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, self._constants(), mask, seed)
+        sizes = (self.heads, group, self.length, self.keys, self.positions, self.values)
+        self.numbers = (*self.strides, *sizes, float(inputs.dropout_p))
+        precision = "tf32" if self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        # float16 cannot hold every gradient: its products with positions are those of tf32, which has as many digits.
+        self.round = {torch.float16: "tf32", torch.bfloat16: "bf16"}.get(self.dtype, precision)
+        self.compiled: dict[str, Any] = {
+            "SCORE": number,
+            "MEASURE": self._measure(),
+            "MASKED": self.masked,
+            "CAUSAL": inputs.is_causal,
+            "DROPOUT": inputs.seed is not None,
+            "PRECISION": precision,
+            "WIDEN": interpreted() and self.dtype == torch.bfloat16,
+            "LENGTH_CLASS": (min(self.length, 1 << 13) - 1).bit_length(),
+            "DP": _padded(self.positions),
+            "DV": _padded(self.values),
+        }
+
+    def _stored(self, q: Tensor, k: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions as products read them, relative to the mean key where that is larger than the spread of the keys.
+
+        Elsewhere they are not moved, so that the differences of near points stay exact. The third result is what a
+        position in memory counts, [B, Hkv, 1, 1].
+        """
+        if not self.product and k.shape[2] > 0 and not self.direct:
+            mean = k.mean(-2, keepdim=True)
+            centre = mean.where(mean.square() > k.var(-2, keepdim=True, correction=0), 0)
+            k, q = k - centre, q - centre.repeat_interleave(group, 1)
+        unit = k.new_ones(self.batch, self.kv_heads, 1, 1)
+        if self.dtype == torch.float16 and q.numel() and k.numel():
+            largest = torch.maximum(q.abs().amax((-2, -1)).unflatten(1, (-1, group)).amax(2), k.abs().amax((-2, -1)))[
+                ..., None, None
+            ]
+            unit = torch.exp2((largest / LARGEST_HALF).clamp_min(1).log2().ceil())
+            q, k = q / unit.repeat_interleave(group, 1), k / unit
+        # A distance takes -2 q k: the factor is put into the positions of the queries. Zeros at the end, which change
+        # nothing, make rows that are loaded in whole vectors.
+        q, k = (pad(t, (0, self.positions - t.shape[-1])) for t in (q if self.product else -2 * q, k))
+        return _contiguous(q, self.dtype), _contiguous(k, self.dtype), unit
+
+    def _measure(self) -> str:
+        """How pairs are measured: see `measure` in tiles.py."""
+        if self.product:
+            return "product"
+        if self.direct:
+            return "direct"
+        return "exact" if self.dtype == torch.float32 else "bounded"
+
+    def _aux(self, level: Tensor) -> Tensor:
+        """One more number a token, made of its level once: see scores.py."""
+        if isinstance(self.score, HalfSpaceDistance):
+            return level.rsqrt()
+        return level.sinh() if isinstance(self.score, HyperboloidDistance) else level.new_ones(())
+
+    def _fields(self) -> list[Tensor]:
+        """The numbers that pairs depend on, float64 [B|1, H|1, 1]."""
+        return [torch.as_tensor(getattr(self.score, name)).double()[..., 0] for name in self.score.pair_fields]
+
+    def _constants(self) -> Tensor:
+        """float32 [B, H, 5]: a, b, c and factor of scores.py, and the unit of squared positions."""
+        score, (a, *others) = self.score, self._fields()
+        one = torch.ones_like(a)
+        b, c, factor = others[0] if others else one, one, a * LOG2_E
+        if isinstance(score, Penumbral):
+            c = 1 / a.square()
+            factor = b * {"height": LOG2_E / 2, "height_sq": LOG2_E / 4, "distance": 0.5}[score.readout]
+        elif isinstance(score, Umbral):
+            a, c = 1 / a.sinh(), 1 / a.tanh()
+            factor = {"height": a * LOG2_E / 2, "height_sq": a.square() * LOG2_E / 4, "distance": one}[
+                score.readout
+            ] * b
+        elif isinstance(score, FinitePenumbral | FiniteUmbral):
+            factor = factor / 2
+        elif isinstance(score, HalfSpaceDistance | HyperboloidDistance):
+            factor = factor * 2
+        unit = self.unit.double().square().repeat_interleave(self.heads // self.kv_heads, 1)[..., 0]
+        shape = (self.batch, self.heads, 1)
+        return torch.cat([part.expand(shape) for part in (a, b, c, factor, unit)], -1).float().contiguous()
+
+    def shared_scores(self) -> Tensor | float:
+        """What the kernels leave out of the scores of a query, float64 [B|1, H|1, L|1]: see scores.py."""
+        if isinstance(self.score, Umbral) and self.score.readout == "height":
+            level = self.inputs.points.q_level
+            assert level is not None
+            radius, gamma = self._fields()
+            return -gamma / radius.sinh() * level.double()
+        if isinstance(self.score, HalfSpaceDistance | HyperboloidDistance):
+            return -self._fields()[1]
+        return 0.0
+
+    def launch(self, name: str, kernel: Any, tensors: tuple[Tensor, ...], programs: str, **compiled: Any) -> None:
+        """Starts a kernel on the device and the current stream of its tensors.
+
+        programs: what a program owns, "rows" of queries or "columns" of keys.
+        """
+        width = max(self.compiled["DP"], self.compiled["DV"])
+        blocks = declared_blocks(name, width, self.dtype)
+
+        def grid(meta: dict[str, Any]) -> tuple[int]:
+            if programs == "rows":
+                return (triton.cdiv(self.length, meta["BM"]) * self.batch * self.heads,)
+            if programs == "columns":
+                return (triton.cdiv(self.keys, meta["BN"]) * self.batch * self.kv_heads,)
+            b, h, rows, columns = self.mask_shape
+            return (b * h * triton.cdiv(rows, meta["BM"]) * triton.cdiv(columns, meta["BN"]),)
+
+        more = compiled.pop("numbers", ())
+        compiled = {**self.compiled, **compiled}
+        arguments = (*self.tensors, *tensors, *self.numbers, *more)
+        if interpreted() or torch.are_deterministic_algorithms_enabled():
+            blocks = blocks[:1]
+        device = arguments[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            if len(blocks) == 1:
+                block = blocks[0]
+                options = {} if interpreted() else block.options
+                kernel[grid](*arguments, **compiled, BM=block.rows, BN=block.columns, **options)
+            else:
+                _tuned(name, kernel, width, self.dtype)[grid](*arguments, **compiled)
+
+
+_TUNED: dict[tuple[Any, ...], Any] = {}
+
+
+def _tuned(name: str, kernel: Any, width: int, dtype: torch.dtype) -> Any:
+    """The kernel that tries its declared blocks once for each class of shapes."""
+    key = (kernel, width, dtype)
+    if key not in _TUNED:
+        configs = [blocks.config() for blocks in declared_blocks(name, width, dtype)]
+        classes = ["SCORE", "MASKED", "CAUSAL", "DROPOUT", "PRECISION", "LENGTH_CLASS", "DP", "DV"]
+        _TUNED[key] = triton.autotune(configs=configs, key=classes)(kernel)
+    return _TUNED[key]
+
+
+def forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
+    """Output [B, H, L, Ev] in float32 and log-sum-exp [B, H, L] in float64."""
+    q = inputs.points.q
+    out = q.new_zeros(*q.shape[:3], inputs.value.shape[-1])
+    top, total = q.new_full(q.shape[:3], -torch.inf), q.new_zeros(q.shape[:3])
+    if not out.numel() or not inputs.points.k.shape[2]:
+        return out, top.double()
+    call = Call(inputs)
+    call.launch("forward", forward_kernel, (out, top, total), "rows")
+    return out, (top.double() + total.double().log2()) * LN_2 + call.shared_scores()
+
+
+def backward(
+    inputs: FusedInputs, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted
+) -> FusedGradients:
+    """See backward.py."""
+    (q, q_level, k, k_level), value, mask = inputs.points, inputs.value, inputs.mask
+    call = Call(inputs)
+    grads = [t.new_zeros(*t.shape[:3], call.positions) for t in (q, k)]
+    levels = [q.new_zeros(t.shape[:3]) for t in (q, k)]
+    grad_value = torch.zeros_like(value, dtype=torch.float32)
+    grad_mask = None if mask is None or not wanted.mask else torch.zeros_like(mask, dtype=torch.float32)
+    by_row = q.new_zeros(2, *q.shape[:3])
+    if out.numel() and k.shape[2]:
+        # In base 2, as float32 rounds it, and what is left.
+        exact = (lse - call.shared_scores()).masked_fill(lse == -torch.inf, 0) / LN_2
+        rounded = exact.float()
+        single = call.dtype == torch.float32
+        shift = grad_lse.float() if single else grad_lse.float() - (grad_out * out).sum(-1)
+        saved = (_contiguous(grad_out, call.dtype), rounded, (exact - rounded).float(), shift.contiguous())
+        if single:
+            call.launch("backward_rows", backward_kernels.backward_rows, saved, "rows")
+        compiled = {"ROUND": call.round}
+        call.launch(
+            "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
+            PARAMETERS=bool(wanted.parameters), **compiled,
+        )  # fmt: skip
+        call.launch(
+            "backward_keys",
+            backward_kernels.backward_keys,
+            (*saved, grads[1], levels[1], grad_value),
+            "columns",
+            **compiled,
+        )
+        if grad_mask is not None:
+            grad_mask = grad_mask.contiguous()
+            call.launch(
+                "backward_mask", backward_kernels.backward_mask, (*saved, grad_mask), "mask",
+                numbers=(call.batch, *call.mask_shape),
+                ONE_ROW=mask is not None and mask.shape[2] == 1, ONE_COLUMN=mask is not None and mask.shape[3] == 1,
+            )  # fmt: skip
+        if call.dtype == torch.float16:  # a position in memory is a fraction of the real one
+            grads[0] *= call.unit.repeat_interleave(call.heads // call.kv_heads, 1)
+            grads[1] *= call.unit
+    fields = dict(zip(inputs.score.pair_fields, by_row.sum(-1)[..., None, None], strict=False))
+    parameters = {
+        name: fields[name].sum_to_size(torch.as_tensor(getattr(inputs.score, name)).shape) for name in wanted.parameters
+    }
+    q_grad, k_grad = (grad[..., : q.shape[-1]] for grad in grads)
+    return FusedGradients(
+        q_grad,
+        None if q_level is None else levels[0],
+        k_grad,
+        None if k_level is None else levels[1],
+        parameters,
+        _saturated(grad_value, value.dtype),
+        None if grad_mask is None or mask is None else _saturated(grad_mask, mask.dtype),
+    )
+
+
+def _saturated(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """In another dtype; a finite gradient that is too large for float16 becomes the largest that it has."""
+    if dtype == torch.float16:
+        largest = torch.finfo(dtype).max
+        grad = grad.clamp(-largest, largest)
+    return grad.to(dtype)

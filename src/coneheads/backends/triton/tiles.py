@@ -1,0 +1,211 @@
+"""What all Triton kernels do to a tile of pairs: measure it, score it, mask it, drop from it.
+
+Every kernel sees queries as rows and keys as columns, and calls ``scores_of`` on a tile: so forward and all kernels of
+backward find the same scores. Positions are stored in the dtype of the products, tensors are contiguous, and positions
+in memory are counted in 64 bits.
+"""
+
+import triton
+import triton.language as tl
+
+from coneheads.backends.triton import scores
+
+# A squared distance |a|^2 + |b|^2 - 2ab below this share of |a|^2 has lost digits: float32 computes it directly.
+NEAR = tl.constexpr(0.2)
+# This share of |a|^2 may be rounding and nothing else: half precision, whose positions are no more exact, takes it off,
+# so that the distance of a point to itself is 0.
+NOISE = tl.constexpr(4e-6)
+
+
+@triton.jit
+def load_rows(pointer, rows, count, width, PADDED: tl.constexpr):
+    """Rows of `width` numbers as a tile [rows, PADDED], 0 beyond both ends."""
+    columns = tl.arange(0, PADDED)
+    inside = (rows < count)[:, None] & (columns < width)[None, :]
+    return tl.load(pointer + rows.to(tl.int64)[:, None] * width + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(pointer, tile, rows, count, width, PADDED: tl.constexpr):
+    """The inverse of ``load_rows``."""
+    columns = tl.arange(0, PADDED)
+    inside = (rows < count)[:, None] & (columns < width)[None, :]
+    tl.store(pointer + rows.to(tl.int64)[:, None] * width + columns[None, :], tile, mask=inside)
+
+
+@triton.jit
+def load_numbers(pointer, rows, count, other=0.0):
+    """One number a row, and `other` beyond the end: a level of 0 there could make NaN of what has weight 0."""
+    return tl.load(pointer + rows, mask=rows < count, other=other)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr, start=None):
+    """a times b, summed in float32 from `start`. WIDEN: as float32, for the interpreter, which has no bfloat16."""
+    if WIDEN:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, start, input_precision=PRECISION)
+
+
+@triton.jit
+def round_gradients(w, ROUND: tl.constexpr):
+    """Gradients as their products see them, in float32: as they are, or rounded to tf32 or to bfloat16.
+
+    A query gets the sum of w (q - k), which is computed as q sum(w) - sum(w k): both sums must be of the same w, or
+    what was rounded would be multiplied by q and k, and not by their small difference.
+    """
+    if ROUND == "tf32":
+        bits = w.to(tl.uint32, bitcast=True)
+        return ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    elif ROUND == "bf16":
+        return w.to(tl.bfloat16).to(tl.float32)
+    else:
+        return w
+
+
+@triton.jit
+def gradient_product(w, tile, ROUND: tl.constexpr, WIDEN: tl.constexpr):
+    """Of rounded gradients with a tile of positions. float16 is multiplied as tf32: it would not hold large ones."""
+    if ROUND == "bf16":
+        return product(w.to(tl.bfloat16), tile, "ieee", WIDEN)
+    else:
+        return tl.dot(w, tile.to(tl.float32), input_precision=ROUND)
+
+
+@triton.jit
+def direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM: tl.constexpr, BN: tl.constexpr):
+    """The squared distances of a tile from the differences of its positions."""
+    total = tl.zeros([BM, BN], tl.float32)
+    for i in range(positions):
+        q = tl.load(Q + rows.to(tl.int64) * positions + i, mask=rows < length, other=0.0).to(tl.float32) * -0.5
+        k = tl.load(K + columns.to(tl.int64) * positions + i, mask=columns < keys, other=0.0).to(tl.float32)
+        difference = q[:, None] - k[None, :]
+        total += difference * difference
+    return total
+
+
+@triton.jit
+def direct_gradient(
+    grad, w, Q, K, rows, columns, length, keys, positions, TO_QUERY: tl.constexpr, PADDED: tl.constexpr
+):
+    """Adds the sums of w (k - q) over the keys, or twice those over the queries, from the differences themselves."""
+    places = tl.arange(0, PADDED)[None, :]
+    for i in range(positions):
+        q = tl.load(Q + rows.to(tl.int64) * positions + i, mask=rows < length, other=0.0).to(tl.float32) * -0.5
+        k = tl.load(K + columns.to(tl.int64) * positions + i, mask=columns < keys, other=0.0).to(tl.float32)
+        step = w * (k[None, :] - q[:, None])
+        grad += tl.where(places == i, (tl.sum(step, 1) if TO_QUERY else 2 * tl.sum(step, 0))[:, None], 0.0)
+    return grad
+
+
+@triton.jit
+def add_gradients(
+    grad, pull, w, m, q_sq, other, Q, K, rows, columns, length, keys, positions, TO_QUERY: tl.constexpr,
+    MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """What a tile adds to the sums of w and of w times `other`, the points at the other end as they are in memory.
+
+    w are the gradients of the measures. See ``gradient_of`` for what becomes of the sums.
+    """
+    if MEASURE == "direct":
+        grad = direct_gradient(grad, w, Q, K, rows, columns, length, keys, positions, TO_QUERY, PADDED)
+    else:
+        w = round_gradients(w, ROUND)
+        if MEASURE == "exact":
+            # The two terms of a near pair would cancel. What is added is the same, once both are put together.
+            limit = q_sq * NEAR
+            if tl.min(tl.min(m, 1) - limit, 0) < 0:
+                near = tl.where(m < limit[:, None], w, 0.0)
+                grad = direct_gradient(grad, near, Q, K, rows, columns, length, keys, positions, TO_QUERY, PADDED)
+                w -= near
+        if not TO_QUERY:
+            w = tl.trans(w)
+        if MEASURE != "product":
+            pull += tl.sum(w, 1)
+        grad += gradient_product(w, other, ROUND, WIDEN)
+    return grad, pull
+
+
+@triton.jit
+def gradient_of(own, pull, grad, TO_QUERY: tl.constexpr, MEASURE: tl.constexpr):
+    """The gradient of points from the sums over their pairs.
+
+    Of products it is the sum of w times the other point. A squared distance gives 2 w (own - other), and queries in
+    memory are -2 q: so a query gets 2 (q pull - grad) and a key 2 k pull + grad.
+    """
+    if MEASURE == "product":
+        return grad
+    elif TO_QUERY:
+        return -(own.to(tl.float32) * pull[:, None]) - 2 * grad
+    else:
+        return 2 * (own.to(tl.float32) * pull[:, None]) + grad
+
+
+@triton.jit
+def measure(
+    q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
+    MEASURE: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Products or squared distances of a tile; for distances the queries in memory are -2 q.
+
+    MEASURE: "product"; or squared distances, "direct" from differences, "exact" from products and those of near pairs
+    from differences, "bounded" from products, rounding counted as 0. k_sq is NaN for a bad key, and so is all that it
+    takes part in. unit: what a squared position in memory counts: float16 has no room for large ones, so that
+    positions are stored as a fraction.
+    """
+    if MEASURE == "direct":
+        m = direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM, BN) + k_sq[None, :] * 0
+    elif MEASURE == "bounded":
+        squares = (q_sq - q_sq * NOISE)[:, None] + k_sq[None, :]
+        m = tl.maximum(product(q, tl.trans(k), PRECISION, WIDEN, squares), 0.0)
+    elif MEASURE == "exact":
+        m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), PRECISION, WIDEN)
+        limit = q_sq * NEAR
+        if tl.min(tl.min(m, 1) - limit, 0) < 0:
+            direct = direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM, BN)
+            m = tl.where(m < limit[:, None], direct, m)
+    else:
+        m = product(q, tl.trans(k), PRECISION, WIDEN) + k_sq[None, :]
+    if q.dtype == tl.float16:
+        m = m * unit
+    return m
+
+
+@triton.jit
+def scores_of(
+    m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
+    SCORE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float"."""
+    s = scores.value(SCORE, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, c, factor)
+    seen = (columns < keys)[None, :]
+    if CAUSAL:
+        seen = seen & (columns[None, :] <= rows[:, None])
+    if MASKED != "none":
+        place = MASK + rows.to(tl.int64)[:, None] * mask_row + columns.to(tl.int64)[None, :] * mask_column
+        inside = (rows < length)[:, None] & (columns < keys)[None, :]
+        if MASKED == "boolean":
+            seen = seen & (tl.load(place, mask=inside, other=0) != 0)
+        else:
+            added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            s = s + added * scores.LOG2_E
+            seen = seen & (added != float("-inf"))
+    return tl.where(seen, s, float("-inf"))
+
+
+@triton.jit
+def kept(seed, row_numbers, columns, dropout_p):
+    """1/(1-p) where a weight is kept and 0 where it is dropped: Philox, by the numbers of row and key."""
+    low = (row_numbers & 0xFFFFFFFF).to(tl.uint32)[:, None] + (columns * 0).to(tl.uint32)[None, :]
+    high = (row_numbers >> 32).to(tl.uint32)[:, None] + (columns * 0).to(tl.uint32)[None, :]
+    column = (row_numbers * 0).to(tl.uint32)[:, None] + columns.to(tl.uint32)[None, :]
+    word, _, _, _ = tl.philox(seed, column, low, high, high * 0)
+    return tl.where(tl.uint_to_uniform_float(word) >= dropout_p, 1 / (1 - dropout_p), 0.0)
+
+
+@triton.jit
+def constants(CONSTANTS, head):
+    """a, b, c and factor of a head's score, and the unit of its squared positions: CONSTANTS is [B, H, 5]."""
+    place = CONSTANTS + head * 5
+    return tl.load(place), tl.load(place + 1), tl.load(place + 2), tl.load(place + 3), tl.load(place + 4)

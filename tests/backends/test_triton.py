@@ -1,0 +1,170 @@
+"""The Triton backend: its kernels in Triton's interpreter, when it serves a call, and a triton that is not there."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import coneheads
+from coneheads import backends
+from coneheads.backends import triton
+from tests.cases import SCORE_NAMES
+
+CASES = Path(__file__).with_name("triton_cases.py")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+without_interpreter = pytest.mark.skipif(triton.interpreted(), reason="TRITON_INTERPRET=1: the CPU is served too")
+# What runs in a process of its own, with the least number of tests that it must have.
+PARTS = {
+    "accuracy in float32": ("twice and float32", 80),
+    "accuracy in float16": ("twice and float16 and not bfloat16", 50),
+    "accuracy in bfloat16": ("twice and bfloat16", 50),
+    "masks and extremes": ("not twice and (masked or extreme)", 120),
+    "all else": ("not twice and not masked and not extreme", 120),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize(("chosen", "least"), PARTS.values(), ids=PARTS)
+def test_kernels_in_the_interpreter(chosen, least):
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen, str(CASES)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    run = subprocess.run(
+        command, env=environment, cwd=CASES.parents[2], capture_output=True, text=True, timeout=1200, check=False
+    )
+    output = run.stdout[-10_000:] + run.stderr[-2000:]
+    assert run.returncode == 0, output
+    passed = re.search(r"(\d+) passed", run.stdout.splitlines()[-1])
+    assert passed is not None, output
+    assert int(passed[1]) >= least, output
+
+
+# --- When it serves --------------------------------------------------------------------------------------------------
+
+
+def inputs(size=8, value_size=8, dtype=torch.float32, device="cpu", score=None):
+    query, value = (torch.empty(2, 4, 7, n, dtype=dtype, device=device) for n in (size, value_size))
+    return backends.Inputs(query, query, value, None, False, 0.0, None, score or coneheads.Penumbral())
+
+
+@pytest.fixture
+def fake():
+    """Tensors without data that know their device: there need not be a GPU."""
+    with FakeTensorMode():
+        yield
+
+
+@without_interpreter
+def test_tensors_of_the_cpu_are_refused_by_name():
+    query = torch.randn(1, 2, 5, 8)
+    with pytest.raises(
+        ValueError, match="backend='triton' cannot serve this call: it runs on cuda and query is on cpu"
+    ):
+        coneheads.attention(query, query, query, backend="triton")
+
+
+@without_interpreter
+def test_auto_leaves_tensors_of_the_cpu_to_others():
+    assert backends.choose("auto", inputs()).name in ("cpp", "chunked")
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("dtype", triton.DTYPES, ids=str)
+@pytest.mark.parametrize("name", SCORE_NAMES)
+def test_auto_takes_the_kernels_for_tensors_of_a_gpu(name, dtype):
+    score = coneheads.scores.resolve(name)
+    for size in (2, 8, 256):
+        call = inputs(size, 256, dtype, "cuda", score)
+        assert backends.choose("auto", call).name == backends.choose("triton", call).name == "triton"
+
+
+BEYOND = [
+    ({"size": 257}, "it takes E up to 256 and here it is 257"),
+    ({"value_size": 257}, "it takes Ev up to 256 and here it is 257"),
+    ({"dtype": torch.float64}, "it takes float32, float16, bfloat16 and query is float64"),
+]
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(("sizes", "reason"), BEYOND, ids=["E", "Ev", "float64"])
+def test_what_the_kernels_cannot_serve_is_refused_by_name(sizes, reason):
+    call = inputs(device="cuda", **sizes)
+    with pytest.raises(ValueError, match=rf"backend='triton' cannot serve this call: {reason}.*'chunked', 'reference'"):
+        backends.choose("triton", call)
+    assert backends.choose("auto", call).name == "chunked"
+
+
+class Own(coneheads.Laplacian):
+    """A score that the kernels do not know: a subclass may have another formula."""
+
+
+@needs_triton
+@pytest.mark.usefixtures("fake")
+def test_score_without_a_kernel_is_left_to_others():
+    call = inputs(device="cuda", score=Own())
+    with pytest.raises(ValueError, match="it has no kernel for the score Own"):
+        backends.choose("triton", call)
+    assert backends.choose("auto", call).name == "chunked"
+
+
+# --- A triton that is not there --------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+{before}
+import torch, coneheads
+from coneheads.backends import triton
+q = torch.randn(1, 2, 5, 8, requires_grad=True)
+coneheads.attention(q, q, q).sum().backward()
+assert q.grad.isfinite().all()
+assert "triton" not in coneheads.available_backends()
+print(triton.unavailable())
+"""
+HOOK = """
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "triton":
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+def said(before="", **environment):
+    """What the program prints in another process."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    program = [sys.executable, "-c", PROGRAM.format(before=before)]
+    run = subprocess.run(
+        program, env={**inherited, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("before", "interpret"), [("sys.modules['triton'] = None", "0"), (HOOK, "1")], ids=["None in sys.modules", "hook"]
+)
+def test_missing_triton_changes_nothing_else_and_is_named(before, interpret):
+    reason = said(before, TRITON_INTERPRET=interpret)
+    assert reason == "it needs the package triton, which is not installed"
+
+
+def test_broken_triton_changes_nothing_else_and_is_named(tmp_path):
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton/__init__.py").write_text("raise RuntimeError('no such driver')\n")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    reason = said(PYTHONPATH=paths, TRITON_INTERPRET="1")
+    assert reason == "triton cannot be imported: RuntimeError: no such driver"
+
+
+def test_import_of_coneheads_does_not_import_triton():
+    code = "import sys, coneheads; print([name for name in sys.modules if name.split('.')[0] == 'triton'])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout == "[]\n"
