@@ -21,18 +21,30 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 without_interpreter = pytest.mark.skipif(triton.interpreted(), reason="TRITON_INTERPRET=1: the CPU is served too")
 # What runs in a process of its own, with the least number of tests that it must have.
 PARTS = {
-    "accuracy in float32": ("twice and float32", 80),
-    "accuracy in float16": ("twice and float16 and not bfloat16", 50),
-    "accuracy in bfloat16": ("twice and bfloat16", 50),
-    "masks and extremes": ("not twice and (masked or extreme)", 120),
-    "all else": ("not twice and not masked and not extreme", 120),
+    "accuracy": ("twice or cost_no_accuracy or no_gradient", 70),
+    "masks and extremes": ("not no_gradient and (masked or extreme)", 120),
+    "all else": ("not (twice or cost_no_accuracy or no_gradient or masked or extreme)", 90),
 }
 
 
 @needs_triton
 @pytest.mark.parametrize(("chosen", "least"), PARTS.values(), ids=PARTS)
 def test_kernels_in_the_interpreter(chosen, least):
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen, str(CASES)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        "-k",
+        chosen,
+        str(CASES),
+    ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     run = subprocess.run(

@@ -5,6 +5,8 @@ By hand: ``TRITON_INTERPRET=1 pytest -n 0 tests/backends/triton_cases.py``. A ti
 and more make several; a program takes some 20 ms.
 """
 
+import functools
+
 import pytest
 import torch
 
@@ -12,8 +14,9 @@ import coneheads
 from coneheads import backends
 from coneheads.backends import ops, triton
 from coneheads.scores import BY_NAME, resolve
+from tests import plain
 from tests.cases import SCORE_NAMES, Shape, masks
-from tests.test_accuracy import check_twice_the_error_of_plain
+from tests.test_accuracy import check_twice_the_error_of_plain, run
 
 # What the kernels make on purpose, -inf in masked places and numbers beyond the end of a tile, NumPy warns of.
 pytestmark = [
@@ -84,11 +87,6 @@ def check_parity(score, sizes, parameters=None, mask=None, tolerance=1e-4, **arg
 # --- 1. At most twice the error of plain PyTorch ---------------------------------------------------------------------
 
 
-def times(name, ordinarily):
-    """How often to draw. Umbral scores are large: the mean of their errors settles after more draws."""
-    return 2 * ordinarily if name == "umbral" else ordinarily
-
-
 ONE = {"batch": 1, "heads": 1, "kv_heads": 1}
 SHAPES = [
     Shape("plain", **ONE),
@@ -106,42 +104,81 @@ SHAPES = [
 
 
 # What lies how in memory does not depend on the dtype: half precision leaves it out.
-ONLY_SINGLE = ("one_query", "transposed", "strided", "empty_batch")
-CASES = [
-    pytest.param(shape, dtype, id=f"{shape}-{str(dtype).removeprefix('torch.')}")
-    for dtype in triton.DTYPES
-    for shape in SHAPES
-    if dtype == torch.float32 or shape.name not in ONLY_SINGLE
-]
+ONLY_SINGLE = ("one_query", "square", "transposed", "strided", "empty_batch")
+PARTS = ("out", "dq", "dk", "dv")
 
 
-@pytest.mark.parametrize(("shape", "dtype"), CASES)
-@every_score
-def test_error_is_at_most_twice_that_of_plain_pytorch(name, shape, dtype):
-    """Two masks or more each: over all scores, every mask meets every shape."""
-    kinds = list(masks(shape).values())
-    first = SHAPES.index(shape) + SCORE_NAMES.index(name)
-    draws = [
-        (shape.tensors(dtype), {**kinds[(first + 3 * i) % len(kinds)], "enable_gqa": shape.gqa})
-        for i in range(times(name, 3 if dtype == torch.float32 else 2))
+def relative_errors(name, tensors, arguments):
+    """Of our results and of those of plain PyTorch, each relative to the largest entry of the truth."""
+    score, dtype = resolve(name), tensors[0].dtype
+    weight = torch.randn(*tensors[0].shape[:3], tensors[2].shape[-1])
+
+    def ordinary(*leaves):
+        return plain.attention(*leaves, arguments.get("attn_mask"), arguments.get("is_causal", False), score)
+
+    def ours(*leaves, backend):
+        return coneheads.attention(*leaves, score=score, backend=backend, **arguments)
+
+    truth = run(functools.partial(ours, backend="reference"), tensors, weight, torch.float64)
+    scales = [t.abs().amax().item() if t.numel() else 0.0 for t in truth]
+    return [
+        torch.tensor(
+            [
+                (g - t).abs().amax().item() / (scale or 1.0) if t.numel() else 0.0
+                for g, t, scale in zip(got, truth, scales, strict=True)
+            ]
+        )
+        for got in (
+            run(functools.partial(ours, backend="triton"), tensors, weight, dtype),
+            run(ordinary, tensors, weight, dtype),
+        )
     ]
-    check_twice_the_error_of_plain(draws, name, ["triton"])
+
+
+@every_dtype
+@every_score
+def test_error_is_at_most_twice_that_of_plain_pytorch(name, dtype):
+    """In the mean over shapes and masks, since a draw is a matter of luck. Every mask meets every shape in some score."""
+    found = []
+    for number, shape in enumerate(SHAPES):
+        if dtype != torch.float32 and shape.name in ONLY_SINGLE:
+            continue
+        kinds = list(masks(shape).values())
+        for i in range(2 if dtype == torch.float32 and name == "umbral" else 1):
+            mask = kinds[(number + SCORE_NAMES.index(name) + 3 * i) % len(kinds)]
+            found.append(relative_errors(name, shape.tensors(dtype), {**mask, "enable_gqa": shape.gqa}))
+    ours, ordinary = (torch.stack(errors) for errors in zip(*found, strict=True))
+    assert ours.isfinite().all()
+    usable = ordinary.isfinite().all(-1)  # plain PyTorch may overflow in float16
+    limit = 2 * ordinary[usable].mean(0) + torch.finfo(dtype).eps
+    for part, error, allowed in zip(PARTS, ours[usable].mean(0), limit, strict=True):
+        assert error <= allowed, f"{part}: error {error:.2e}, allowed {allowed:.2e}"
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.name == "one_key"], ids=str)
+@every_dtype
+@every_score
+def test_one_key_has_weight_1_and_its_score_no_gradient(name, dtype, shape):
+    query, key, value = (t.requires_grad_() for t in shape.tensors(dtype))
+    out = coneheads.attention(query, key, value, score=name, backend="triton")
+    assert torch.equal(out, value.expand_as(out))
+    grads = torch.autograd.grad(out, (query, key), torch.randn_like(out))
+    assert all((grad == 0).all() for grad in grads)
 
 
 @every_score
 def test_queries_equal_to_keys_cost_no_accuracy(name):
     draws = []
-    for _ in range(times(name, 3)):
+    for _ in range(4 if name == "umbral" else 2):
         query, value = torch.randn(1, 1, 15, 16), torch.randn(1, 1, 15, 5)
         draws.append(((query, query.clone(), value), {}))
     check_twice_the_error_of_plain(draws, name, ["triton"])
 
 
-@pytest.mark.parametrize("gap", [1e-2, 1e-4, 1e-6])
 @every_score
-def test_near_pairs_cost_no_accuracy(name, gap):
+def test_near_pairs_cost_no_accuracy(name):
     draws = []
-    for _ in range(times(name, 3)):
+    for gap in (1e-2, 1e-4, 1e-6) * (2 if name == "umbral" else 1):
         key, value = torch.randn(1, 1, 15, 16), torch.randn(1, 1, 15, 5)
         draws.append(((key + gap * torch.randn_like(key), key, value), {}))
     check_twice_the_error_of_plain(draws, name, ["triton"])
@@ -153,18 +190,18 @@ def test_keys_that_share_an_offset_of_1000_cost_no_accuracy(name):
     if name != "laplacian":
         offset[-1] = 0  # a height would saturate
     draws = []
-    for _ in range(times(name, 3)):
+    for _ in range(4 if name == "umbral" else 2):
         tensors = torch.randn(1, 1, 15, 16) + offset, torch.randn(1, 1, 16, 16) + offset, torch.randn(1, 1, 16, 5)
         draws.append((tensors, {}))
     check_twice_the_error_of_plain(draws, name, ["triton"])
 
 
-@pytest.mark.parametrize("name", ["penumbral", "umbral", "dot"])
+@pytest.mark.parametrize("name", ["penumbral", "dot"])
 @every_dtype
 def test_largest_sizes_cost_no_accuracy(name, dtype):
     """200 is padded to 256, the largest, where there is nothing to pad."""
     draws = []
-    for size, value_size in ((200, 256), (256, 200)) * times(name, 2):
+    for size, value_size in ((200, 256), (256, 200)) * (4 if dtype == torch.float32 else 1):
         tensors = [torch.randn(1, 1, n, e).to(dtype) for n, e in ((3, size), (18, size), (18, value_size))]
         draws.append((tensors, {}))
     check_twice_the_error_of_plain(draws, name, ["triton"])
@@ -558,7 +595,7 @@ def test_operator_keeps_what_it_declares(name):
     torch.library.opcheck(operator, (*points, parameters, score.spec(), *rest))
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compile_whole(dynamic):
     def whole(query, key, value, mask):
         return attend(query, key, value, mask, enable_gqa=True)

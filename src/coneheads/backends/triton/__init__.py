@@ -59,15 +59,22 @@ DEVICES = ("cuda", "cpu") if interpreted() else ("cuda",)
 
 
 @functools.lru_cache(maxsize=1)
-def unavailable() -> str | None:
-    """The reason why there are no kernels on this machine; None if there are."""
-    if importlib.util.find_spec("triton") is None:
-        return "it needs the package triton, which is not installed"
+def _reason() -> str | None:
+    missing = "it needs the package triton, which is not installed"
     try:
+        if importlib.util.find_spec("triton") is None:
+            return missing
         importlib.import_module("coneheads.backends.triton.launch")
     except Exception as error:  # a broken installation fails in its own way, and must not break anything else
+        if isinstance(error, ModuleNotFoundError) and error.name == "triton":
+            return missing
         return f"triton cannot be imported: {type(error).__name__}: {error}"
     return None
+
+
+def unavailable() -> str | None:
+    """The reason why there are no kernels on this machine; None if there are."""
+    return _reason()
 
 
 # torch.compile calls it instead of looking inside, see cpp.py.

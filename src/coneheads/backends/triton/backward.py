@@ -41,7 +41,8 @@ def backward_rows(
     Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Before the others, in float32: takes the sum of P dP off SHIFT, and makes the weights add up to 1 by REST.
@@ -57,7 +58,7 @@ def backward_rows(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, _, c, factor, unit = tiles.constants(CONSTANTS, head)
+    a, _, c, factor = tiles.constants(CONSTANTS, head)
 
     q = tiles.load_rows(Q, rows, length, positions, DP)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
@@ -77,8 +78,8 @@ def backward_rows(
         k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
         k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
         m = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
-            MEASURE, PRECISION, WIDEN, BM, BN,
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+            MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
             m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
@@ -115,7 +116,7 @@ def backward_queries(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, b, c, factor, unit = tiles.constants(CONSTANTS, head)
+    a, b, c, factor = tiles.constants(CONSTANTS, head)
 
     q = tiles.load_rows(Q, rows, length, positions, DP)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
@@ -138,8 +139,8 @@ def backward_queries(
         k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
         k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
         m = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
-            MEASURE, PRECISION, WIDEN, BM, BN,
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+            MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
             m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
@@ -201,7 +202,7 @@ def backward_keys(
         head = kv_head * group + member
         queries = Q + head * length * positions
         mask = MASK + head // heads * mask_batch + head % heads * mask_head
-        a, b, c, factor, unit = tiles.constants(CONSTANTS, head)
+        a, b, c, factor = tiles.constants(CONSTANTS, head)
         for start in range(first_column // BM * BM if CAUSAL else 0, length, BM):
             rows = start + tl.arange(0, BM)
             q = tiles.load_rows(queries, rows, length, positions, DP)
@@ -213,8 +214,8 @@ def backward_keys(
             rest = tiles.load_numbers(REST + head * length, rows, length)
             shift = tiles.load_numbers(SHIFT + head * length, rows, length)
             m = tiles.measure(
-                q, k, q_sq, k_sq, queries, K, rows, columns, length, keys, positions, unit,
-                MEASURE, PRECISION, WIDEN, BM, BN,
+                q, k, q_sq, k_sq, queries, K, rows, columns, length, keys, positions,
+                MEASURE, ROUND, WIDEN, BM, BN,
             )  # fmt: skip
             s = tiles.scores_of(
                 m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,
@@ -249,7 +250,8 @@ def backward_mask(
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
     batches, mask_batches, mask_heads, mask_rows, mask_columns,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    LENGTH_CLASS: tl.constexpr,
     ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -269,7 +271,7 @@ def backward_mask(
             queries = Q + head * length * positions
             keys_of_head = K + kv_head * keys * positions
             mask = MASK + head // heads * mask_batch + head % heads * mask_head
-            a, _, c, factor, unit = tiles.constants(CONSTANTS, head)
+            a, _, c, factor = tiles.constants(CONSTANTS, head)
             for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
                 rows = row + tl.arange(0, BM)
                 q = tiles.load_rows(queries, rows, length, positions, DP)
@@ -287,8 +289,8 @@ def backward_mask(
                     k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
                     k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
                     m = tiles.measure(
-                        q, k, q_sq, k_sq, queries, keys_of_head, rows, columns, length, keys, positions, unit,
-                        MEASURE, PRECISION, WIDEN, BM, BN,
+                        q, k, q_sq, k_sq, queries, keys_of_head, rows, columns, length, keys, positions,
+                        MEASURE, ROUND, WIDEN, BM, BN,
                     )  # fmt: skip
                     s = tiles.scores_of(
                         m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,

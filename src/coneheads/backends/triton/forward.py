@@ -8,13 +8,17 @@ from coneheads.backends.triton import tiles
 
 @triton.jit
 def forward(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, OUT, TOP, TOTAL,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, K_MARK, OUT, TOP, TOTAL,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """OUT [B, H, L, Ev]; TOP and TOTAL [B, H, L]: the largest score in base 2, and the sum of 2^(score - largest)."""
+    """OUT [B, H, L, Ev]; TOP and TOTAL [B, H, L]: the largest score in base 2, and the sum of 2^(score - largest).
+
+    K_MARK [B, Hkv, S]: NaN for a bad key, else 0.
+    """
     blocks = tl.cdiv(length, BM)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     rows = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
@@ -23,7 +27,7 @@ def forward(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, _, c, factor, unit = tiles.constants(CONSTANTS, head)
+    a, _, c, factor = tiles.constants(CONSTANTS, head)
 
     q = tiles.load_rows(Q, rows, length, positions, DP)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
@@ -42,12 +46,12 @@ def forward(
         k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
         k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
         m = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
-            MEASURE, PRECISION, WIDEN, BM, BN,
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+            MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
             m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
-            SCORE, MASKED, CAUSAL,
+            SCORE, MASKED, CAUSAL, tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
         )  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.

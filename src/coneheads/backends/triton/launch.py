@@ -30,8 +30,8 @@ REGISTERS = 1 << 16  # of a multiprocessor
 # Positions of so few coordinates have many near pairs: all their distances are computed directly.
 FEW_COORDINATES = 8
 ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
-# Positions in float16 are stored as a fraction where one would be larger.
-LARGEST_HALF = 2.0**14
+# Rows of so few keys cost little to sum once more, which makes their gradients exact: see `backward_rows`.
+FEW_KEYS = 64
 
 
 class Blocks(NamedTuple):
@@ -112,6 +112,11 @@ def _padded(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
+def _as_tf32(tensor: Tensor) -> Tensor:
+    """float32 rounded to the 10 bits of tf32, so that squares and products are of the same positions."""
+    return ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
 def _contiguous(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return tensor.to(dtype).contiguous()
 
@@ -133,12 +138,14 @@ class Call:
         assert number is not None
         self.number = number
         group = self.heads // self.kv_heads
-        q, k, self.unit = self._stored(q, k, group)
-        # A bad key makes NaN of every row that attends to it.
-        k_sq = k.float().square().sum(-1) if not self.product else q.new_zeros(k.shape[:3], dtype=torch.float32)
-        if inputs.bad is not None:
-            k_sq = k_sq.masked_fill(inputs.bad, torch.nan)
-        q_sq = q.float().square().sum(-1) / 4  # in memory are -2 q
+        precision = "tf32" if self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        # float16 has no room for every position and gradient: they are multiplied as tf32, which has as many digits.
+        self.round = {torch.float16: "tf32", torch.bfloat16: "bf16"}.get(self.dtype, precision)
+        q, k = self._stored(q, k, group)
+        q_sq, k_sq = q.float().square().sum(-1) / 4, k.float().square().sum(-1)  # in memory are -2 q
+        self.mark = torch.zeros_like(k_sq)
+        if inputs.bad is not None:  # makes NaN of every row that attends to it
+            self.mark = self.mark.masked_fill(inputs.bad, torch.nan)
         none = q_sq.new_ones(())
         levels = [none, none] if q_level is None or k_level is None else [_contiguous(q_level), _contiguous(k_level)]
         auxs = [_contiguous(self._aux(level)) for level in levels]
@@ -160,9 +167,6 @@ class Call:
         self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, self._constants(), mask, seed)
         sizes = (self.heads, group, self.length, self.keys, self.positions, self.values)
         self.numbers = (*self.strides, *sizes, float(inputs.dropout_p))
-        precision = "tf32" if self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
-        # float16 cannot hold every gradient: its products with positions are those of tf32, which has as many digits.
-        self.round = {torch.float16: "tf32", torch.bfloat16: "bf16"}.get(self.dtype, precision)
         self.compiled: dict[str, Any] = {
             "SCORE": number,
             "MEASURE": self._measure(),
@@ -170,33 +174,35 @@ class Call:
             "CAUSAL": inputs.is_causal,
             "DROPOUT": inputs.seed is not None,
             "PRECISION": precision,
+            "ROUND": self.round,
             "WIDEN": interpreted() and self.dtype == torch.bfloat16,
             "LENGTH_CLASS": (min(self.length, 1 << 13) - 1).bit_length(),
             "DP": _padded(self.positions),
             "DV": _padded(self.values),
         }
 
-    def _stored(self, q: Tensor, k: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions as products read them, relative to the mean key where that is larger than the spread of the keys.
+    def _stored(self, q: Tensor, k: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        """Positions as products read them: in half precision where its range allows, else in float32.
 
-        Elsewhere they are not moved, so that the differences of near points stay exact. The third result is what a
-        position in memory counts, [B, Hkv, 1, 1].
+        They are taken relative to the mean query where that is larger than the spread of the queries; elsewhere not, so
+        that the differences of near points stay exact. (To the mean key, masked-out ones would move it.)
         """
-        if not self.product and k.shape[2] > 0 and not self.direct:
-            mean = k.mean(-2, keepdim=True)
-            centre = mean.where(mean.square() > k.var(-2, keepdim=True, correction=0), 0)
+        if self.product:
+            return _contiguous(self._aligned(q), self.dtype), _contiguous(self._aligned(k), self.dtype)
+        if not self.direct and q.numel():
+            grouped = q.unflatten(1, (-1, group))
+            mean = grouped.mean((2, 3))[:, :, None]
+            variance = grouped.var((2, 3), correction=0)[:, :, None]
+            centre = mean.where(mean.square() > variance, 0)
             k, q = k - centre, q - centre.repeat_interleave(group, 1)
-        unit = k.new_ones(self.batch, self.kv_heads, 1, 1)
-        if self.dtype == torch.float16 and q.numel() and k.numel():
-            largest = torch.maximum(q.abs().amax((-2, -1)).unflatten(1, (-1, group)).amax(2), k.abs().amax((-2, -1)))[
-                ..., None, None
-            ]
-            unit = torch.exp2((largest / LARGEST_HALF).clamp_min(1).log2().ceil())
-            q, k = q / unit.repeat_interleave(group, 1), k / unit
-        # A distance takes -2 q k: the factor is put into the positions of the queries. Zeros at the end, which change
-        # nothing, make rows that are loaded in whole vectors.
-        q, k = (pad(t, (0, self.positions - t.shape[-1])) for t in (q if self.product else -2 * q, k))
-        return _contiguous(q, self.dtype), _contiguous(k, self.dtype), unit
+        dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        # A distance takes -2 q k: the factor is put into the positions of the queries.
+        q, k = (_contiguous(self._aligned(t), dtype) for t in (-2 * q, k))
+        return (_as_tf32(q), _as_tf32(k)) if self.round == "tf32" and not self.direct else (q, k)
+
+    def _aligned(self, positions: Tensor) -> Tensor:
+        """With zeros at the end, which change nothing: such rows are loaded in whole vectors."""
+        return pad(positions, (0, self.positions - positions.shape[-1]))
 
     def _measure(self) -> str:
         """How pairs are measured: see `measure` in tiles.py."""
@@ -217,7 +223,7 @@ class Call:
         return [torch.as_tensor(getattr(self.score, name)).double()[..., 0] for name in self.score.pair_fields]
 
     def _constants(self) -> Tensor:
-        """float32 [B, H, 5]: a, b, c and factor of scores.py, and the unit of squared positions."""
+        """float32 [B, H, 4]: a, b, c and factor of scores.py."""
         score, (a, *others) = self.score, self._fields()
         one = torch.ones_like(a)
         b, c, factor = others[0] if others else one, one, a * LOG2_E
@@ -233,9 +239,8 @@ class Call:
             factor = factor / 2
         elif isinstance(score, HalfSpaceDistance | HyperboloidDistance):
             factor = factor * 2
-        unit = self.unit.double().square().repeat_interleave(self.heads // self.kv_heads, 1)[..., 0]
         shape = (self.batch, self.heads, 1)
-        return torch.cat([part.expand(shape) for part in (a, b, c, factor, unit)], -1).float().contiguous()
+        return torch.cat([part.expand(shape) for part in (a, b, c, factor)], -1).float().contiguous()
 
     def shared_scores(self) -> Tensor | float:
         """What the kernels leave out of the scores of a query, float64 [B|1, H|1, L|1]: see scores.py."""
@@ -300,7 +305,7 @@ def forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
     if not out.numel() or not inputs.points.k.shape[2]:
         return out, top.double()
     call = Call(inputs)
-    call.launch("forward", forward_kernel, (out, top, total), "rows")
+    call.launch("forward", forward_kernel, (call.mark, out, top, total), "rows")
     return out, (top.double() + total.double().log2()) * LN_2 + call.shared_scores()
 
 
@@ -319,22 +324,20 @@ def backward(
         # In base 2, as float32 rounds it, and what is left.
         exact = (lse - call.shared_scores()).masked_fill(lse == -torch.inf, 0) / LN_2
         rounded = exact.float()
-        single = call.dtype == torch.float32
-        shift = grad_lse.float() if single else grad_lse.float() - (grad_out * out).sum(-1)
+        exact_rows = call.dtype == torch.float32 or call.keys <= FEW_KEYS
+        shift = grad_lse.float() if exact_rows else grad_lse.float() - (grad_out * out).sum(-1)
         saved = (_contiguous(grad_out, call.dtype), rounded, (exact - rounded).float(), shift.contiguous())
-        if single:
+        if exact_rows:
             call.launch("backward_rows", backward_kernels.backward_rows, saved, "rows")
-        compiled = {"ROUND": call.round}
         call.launch(
             "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
-            PARAMETERS=bool(wanted.parameters), **compiled,
+            PARAMETERS=bool(wanted.parameters),
         )  # fmt: skip
         call.launch(
             "backward_keys",
             backward_kernels.backward_keys,
             (*saved, grads[1], levels[1], grad_value),
             "columns",
-            **compiled,
         )
         if grad_mask is not None:
             grad_mask = grad_mask.contiguous()
@@ -343,9 +346,6 @@ def backward(
                 numbers=(call.batch, *call.mask_shape),
                 ONE_ROW=mask is not None and mask.shape[2] == 1, ONE_COLUMN=mask is not None and mask.shape[3] == 1,
             )  # fmt: skip
-        if call.dtype == torch.float16:  # a position in memory is a fraction of the real one
-            grads[0] *= call.unit.repeat_interleave(call.heads // call.kv_heads, 1)
-            grads[1] *= call.unit
     fields = dict(zip(inputs.score.pair_fields, by_row.sum(-1)[..., None, None], strict=False))
     parameters = {
         name: fields[name].sum_to_size(torch.as_tensor(getattr(inputs.score, name)).shape) for name in wanted.parameters

@@ -41,11 +41,14 @@ def load_numbers(pointer, rows, count, other=0.0):
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr, start=None):
-    """a times b, summed in float32 from `start`. WIDEN: as float32, for the interpreter, which has no bfloat16."""
+    """a times b, summed in float32 from `start`. PRECISION is that of float32: half precision is multiplied as it is.
+
+    WIDEN: as float32, for the interpreter, which has no bfloat16.
+    """
     if WIDEN:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, start, input_precision=PRECISION)
+    return tl.dot(a, b, start, input_precision="tf32" if PRECISION == "tf32" else "ieee")
 
 
 @triton.jit
@@ -68,9 +71,9 @@ def round_gradients(w, ROUND: tl.constexpr):
 def gradient_product(w, tile, ROUND: tl.constexpr, WIDEN: tl.constexpr):
     """Of rounded gradients with a tile of positions. float16 is multiplied as tf32: it would not hold large ones."""
     if ROUND == "bf16":
-        return product(w.to(tl.bfloat16), tile, "ieee", WIDEN)
+        return product(w.to(tl.bfloat16), tile, ROUND, WIDEN)
     else:
-        return tl.dot(w, tile.to(tl.float32), input_precision=ROUND)
+        return product(w, tile.to(tl.float32), ROUND, WIDEN)
 
 
 @triton.jit
@@ -144,41 +147,43 @@ def gradient_of(own, pull, grad, TO_QUERY: tl.constexpr, MEASURE: tl.constexpr):
 
 @triton.jit
 def measure(
-    q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, unit,
-    MEASURE: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+    MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Products or squared distances of a tile; for distances the queries in memory are -2 q.
 
     MEASURE: "product"; or squared distances, "direct" from differences, "exact" from products and those of near pairs
-    from differences, "bounded" from products, rounding counted as 0. k_sq is NaN for a bad key, and so is all that it
-    takes part in. unit: what a squared position in memory counts: float16 has no room for large ones, so that
-    positions are stored as a fraction.
+    from differences, "bounded" from products, what may be rounding taken off. ROUND: see ``round_gradients``.
     """
     if MEASURE == "direct":
-        m = direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM, BN) + k_sq[None, :] * 0
+        m = direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM, BN)
     elif MEASURE == "bounded":
         squares = (q_sq - q_sq * NOISE)[:, None] + k_sq[None, :]
-        m = tl.maximum(product(q, tl.trans(k), PRECISION, WIDEN, squares), 0.0)
+        m = tl.maximum(product(q, tl.trans(k), ROUND, WIDEN, squares), 0.0)
     elif MEASURE == "exact":
-        m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), PRECISION, WIDEN)
+        m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), ROUND, WIDEN)
         limit = q_sq * NEAR
         if tl.min(tl.min(m, 1) - limit, 0) < 0:
             direct = direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM, BN)
             m = tl.where(m < limit[:, None], direct, m)
     else:
-        m = product(q, tl.trans(k), PRECISION, WIDEN) + k_sq[None, :]
-    if q.dtype == tl.float16:
-        m = m * unit
+        m = product(q, tl.trans(k), ROUND, WIDEN)
     return m
 
 
 @triton.jit
 def scores_of(
     m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
-    SCORE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    SCORE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, mark=None,
 ):  # fmt: skip
-    """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float"."""
+    """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float".
+
+    mark: NaN for keys that make NaN of every row that attends to them. (NaN in their own numbers would get lost in a
+    maximum.) Backward needs none, since the log-sum-exp of such a row is NaN.
+    """
     s = scores.value(SCORE, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, c, factor)
+    if mark is not None:
+        s = s + mark[None, :]
     seen = (columns < keys)[None, :]
     if CAUSAL:
         seen = seen & (columns[None, :] <= rows[:, None])
@@ -206,6 +211,6 @@ def kept(seed, row_numbers, columns, dropout_p):
 
 @triton.jit
 def constants(CONSTANTS, head):
-    """a, b, c and factor of a head's score, and the unit of its squared positions: CONSTANTS is [B, H, 5]."""
-    place = CONSTANTS + head * 5
-    return tl.load(place), tl.load(place + 1), tl.load(place + 2), tl.load(place + 3), tl.load(place + 4)
+    """a, b, c and factor of a head's score: CONSTANTS is [B, H, 4]."""
+    place = CONSTANTS + head * 4
+    return tl.load(place), tl.load(place + 1), tl.load(place + 2), tl.load(place + 3)
