@@ -138,7 +138,7 @@ def relative_errors(name, tensors, arguments):
 @every_dtype
 @every_score
 def test_error_is_at_most_twice_that_of_plain_pytorch(name, dtype):
-    """In the mean over shapes and masks, since a draw is a matter of luck. Every mask meets every shape in some score."""
+    """In the mean over shapes and masks: one draw is a matter of luck. In some score every mask meets every shape."""
     found = []
     for number, shape in enumerate(SHAPES):
         if dtype != torch.float32 and shape.name in ONLY_SINGLE:

@@ -95,8 +95,9 @@ void point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int6
 /// The keys of all key heads as points: tokens, and the centre of each head.
 ///
 /// Distances do not change under translation, but |a|^2 + |b|^2 - 2ab loses digits when all points are far from the
-/// origin. So a coordinate is taken relative to the mean of the keys where that is larger than their spread; elsewhere
-/// not, so that the differences of near points stay exact.
+/// origin. So a coordinate is taken relative to the mean of some queries where that is larger than their spread; elsewhere
+/// not, so that the differences of near points stay exact. (Only a pair of near points needs it, and then the query is as
+/// far away as the key. The mean of the keys would be moved by those that are masked out, whatever they hold.)
 template <class T>
 struct KeyTokens {
   int64_t padded;
@@ -134,17 +135,27 @@ struct KeyTokens {
     T* c = centre(head);
     std::fill(c, c + d, T(0));
     if (p.score.product || d <= kFewCoordinates) return;
-    for (int64_t i = 0; i < p.keys; ++i) {
-      point<T>(p, p.k, b, h, i, scale(head)[i], marks(head)[i], nullptr, spare.data(), x.data());
+    constexpr int64_t kSample = 32;
+    const int64_t queries = p.length * p.group, sampled = std::min(queries, kSample);
+    int64_t good = 0;
+    for (int64_t n = 0; n < sampled; ++n) {
+      const int64_t number = n * queries / sampled, query_head = h * p.group + number / p.length, i = number % p.length;
+      T query_scale, query_level, query_aux;
+      uint8_t mark;
+      Tokens<T>{&query_scale, &query_level, &query_aux, &mark}.make(p, p.q, b, query_head, p.made(b, query_head), i, i + 1,
+                                                                    spare.data());
+      if (mark) continue;
+      ++good;
+      point<T>(p, p.q, b, query_head, i, query_scale, false, nullptr, spare.data(), x.data());
       for (int64_t j = 0; j < d; j += kLanes<T>) {
         const Vec<T> v = load<T>(x.data() + j);
         store<T>(first.data() + j, load<T>(first.data() + j) + v);
         store<T>(second.data() + j, load<T>(second.data() + j) + v * v);
       }
     }
-    for (int64_t j = 0; j < d; ++j) {
-      const T mean = first[j] / T(p.keys), mean_sq = mean * mean;
-      if (mean_sq > second[j] / T(p.keys) - mean_sq) c[j] = mean;
+    for (int64_t j = 0; j < d && good > 0; ++j) {
+      const T mean = first[j] / T(good), mean_sq = mean * mean;
+      if (mean_sq > second[j] / T(good) - mean_sq) c[j] = mean;
     }
   }
 

@@ -58,7 +58,7 @@ def backward_rows(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, _, c, factor = tiles.constants(CONSTANTS, head)
+    a, b, c, factor = tiles.constants(CONSTANTS, head)
 
     q = tiles.load_rows(Q, rows, length, positions, DP)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
@@ -271,7 +271,7 @@ def backward_mask(
             queries = Q + head * length * positions
             keys_of_head = K + kv_head * keys * positions
             mask = MASK + head // heads * mask_batch + head % heads * mask_head
-            a, _, c, factor = tiles.constants(CONSTANTS, head)
+            a, b, c, factor = tiles.constants(CONSTANTS, head)
             for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
                 rows = row + tl.arange(0, BM)
                 q = tiles.load_rows(queries, rows, length, positions, DP)

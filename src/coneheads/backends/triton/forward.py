@@ -27,7 +27,7 @@ def forward(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, _, c, factor = tiles.constants(CONSTANTS, head)
+    a, b, c, factor = tiles.constants(CONSTANTS, head)
 
     q = tiles.load_rows(Q, rows, length, positions, DP)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
