@@ -50,6 +50,17 @@ def test_masked_out_key_never_influences_output_or_gradient(name, backend, garba
 
 
 @every_backend
+@every_score
+def test_many_masked_out_keys_far_away_do_not_influence_the_rest(name, backend):
+    """Most of the keys, as in a cache that is not full yet: they must not move the centre of the positions."""
+    query, key, value = (torch.randn(1, 2, n, 12) for n in (6, 9, 9))
+    mask = torch.arange(9) < 3
+    far = key.masked_fill(~mask[:, None], 1e4)
+    clean, got = (coneheads.attention(query, k, value, mask, score=name, backend=backend) for k in (key, far))
+    torch.testing.assert_close(got, clean, rtol=0, atol=2e-5)
+
+
+@every_backend
 def test_key_that_later_queries_attend_to_does_not_reach_earlier_ones(backend):
     query, key, value = leaves((1, 1, 6, 8), (1, 1, 6, 8), (1, 1, 6, 5))
     bad_key = key.detach().clone()

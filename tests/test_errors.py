@@ -234,13 +234,13 @@ ATTENTION = [
         "an unknown backend",
         lambda: attend(backend="chunks"),
         ValueError,
-        "backend must be one of 'auto', 'cpp', 'chunked', 'reference'; got 'chunks'. Did you mean 'chunked'?",
+        "backend must be one of 'auto', 'cpp', 'triton', 'chunked', 'reference'; got 'chunks'. Did you mean 'chunked'?",
     ),
     (
         "a backend with no near name",
         lambda: attend(backend="zzz"),
         ValueError,
-        "backend must be one of 'auto', 'cpp', 'chunked', 'reference'; got 'zzz'.",
+        "backend must be one of 'auto', 'cpp', 'triton', 'chunked', 'reference'; got 'zzz'.",
     ),
     (
         "a parameter for another number of heads",

@@ -143,7 +143,8 @@ def test_a_kernel_is_compiled_as_launch_starts_it():
     source = gpu_check.source_of(kernel, record)
     given = dict(zip(kernel.arg_names, record.arguments, strict=False)) | record.named
     divisible = {kernel.arg_names[i] for (i,) in source.attrs}
-    assert source.signature["Q"] == source.signature["MASK"] == "*fp16"
+    assert source.signature["V"] == source.signature["MASK"] == "*fp16"
+    assert source.signature["Q"] == "*fp32"  # which are multiplied as tf32
     assert source.signature["SEED"] == "*i64"
     assert source.signature["positions"] == "i32"
     assert ("positions" in divisible) == (given["positions"] % 16 == 0)
@@ -180,7 +181,7 @@ def test_what_is_declared_is_what_triton_notices_about_the_arguments():
 
 @pytest.fixture(scope="module")
 def compiled():
-    """Four kernels by a name, compiled in one process: to start one takes longer than to compile."""
+    """Some kernels by a name, compiled in one process: to start one takes longer than to compile."""
     pytest.importorskip("triton")
     small = Case("forward", "dot", "float16", 16, 80)
     cases = {
@@ -188,6 +189,13 @@ def compiled():
         "cone": small._replace(score="umbral"),
         "too large": small._replace(blocks=(64, 128, 1, 1)),  # 256 scores a thread, and 255 registers
         "wrong": small._replace(blocks=(48, 64, 4, 1)),  # not a power of 2
+        # What the interpreter does not notice: types of loop variables, and code after a return.
+        **{kernel: Case(kernel, "penumbral", "float32", 16, 80) for kernel in gpu_check.KERNELS},
+        **{
+            f"{kernel} in half": Case(kernel, "half_space", "bfloat16", 16, 80)
+            for kernel in gpu_check.KERNELS
+            if kernel != "rows"
+        },
     }
     found = gpu_check.compile_all(list(cases.values()), 1, Progress(True, len(cases), "compiling"))
     return dict(zip(cases, found, strict=True))
@@ -200,6 +208,14 @@ def test_a_cone_and_dot_product_compile_for_sm_80(compiled):
         assert found.spills == 0
         assert 0 < found.shared < 163 * 1024
     assert gpu_check.ratio_to_dot(compiled["cone"], {compiled["dot"].case: compiled["dot"]}) > 1
+
+
+def test_every_kernel_compiles(compiled):
+    names = [name for name, found in compiled.items() if found.case.kernel in name]
+    assert len(names) == 2 * len(gpu_check.KERNELS) - 1
+    for name in names:
+        assert compiled[name].error is None, name
+        assert compiled[name].spills == 0, name
 
 
 def test_a_kernel_that_spills_is_an_offender(compiled, capsys):

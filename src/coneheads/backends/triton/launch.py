@@ -67,16 +67,16 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
         (False, 256): Blocks(32, 32, 4, 1),
     },
     "backward_queries": {
-        (True, 32): Blocks(32, 32, 4, 2),
+        (True, 32): Blocks(32, 16, 4, 2),
         (True, 64): Blocks(16, 16, 8, 2),
-        (True, 128): Blocks(16, 16, 4, 3),
+        (True, 128): Blocks(16, 16, 8, 2),
         (True, 256): Blocks(16, 16, 8, 2),
         (False, 64): Blocks(32, 32, 4, 2),
         (False, 128): Blocks(32, 32, 4, 1),
         (False, 256): Blocks(16, 16, 8, 1),
     },
     "backward_keys": {
-        (True, 32): Blocks(32, 32, 4, 2),
+        (True, 32): Blocks(16, 32, 4, 2),
         (True, 64): Blocks(16, 32, 8, 1),
         (True, 128): Blocks(16, 16, 8, 1),
         (True, 256): Blocks(16, 16, 16, 1),
@@ -87,7 +87,11 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
 }
 # These hold less at once.
 BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(16, 16, 4, 3)}
-BLOCKS["backward_mask"] = {**BLOCKS["backward_rows"], (False, 64): Blocks(32, 16, 4, 2)}
+BLOCKS["backward_mask"] = {
+    **BLOCKS["backward_rows"],
+    (False, 64): Blocks(32, 16, 4, 2),
+    (False, 128): Blocks(16, 16, 4, 2),
+}
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 
 
