@@ -262,11 +262,12 @@ struct HalfSpaceDistance {
   T beta, offset;
   explicit HalfSpaceDistance(const T* p) : beta(p[0]), offset(p[1]) {}
   T aux(T level) const { return T(1) / std::sqrt(level); }
+  /// sinh^2(d/2) = chord^2 / (4 y y')
   CONE_INLINE static Vec<T> argument(Vec<T> m, Token<T> q, Token<T> k) {
-    Vec<T> rise = q.level - k.level;
-    return vsqrt<T>(rise * rise + m) * (q.aux * k.aux * T(0.5));
+    Vec<T> rise = q.level - k.level, divisor = q.aux * k.aux * T(0.5);
+    return (rise * rise + m) * divisor * divisor;
   }
-  CONE_INLINE Vec<T> read(Vec<T> half_sinh) const { return vasinh<T>(half_sinh) * (beta * T(-2)) - offset; }
+  CONE_INLINE Vec<T> read(Vec<T> half_sinh_sq) const { return vasinh_root<T>(half_sinh_sq) * (beta * T(-2)) - offset; }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> rise = q.level - k.level, chord_sq = rise * rise + m;
     Vec<T> inverse = inverse_root<T>(chord_sq), outer = vrsqrt<T>(chord_sq + q.level * k.level * T(4));
@@ -275,7 +276,7 @@ struct HalfSpaceDistance {
     s.q_level = slope + stretch * (q.aux * q.aux);
     s.k_level = stretch * (k.aux * k.aux) - slope;
     if (!all) return;
-    s.parameter[0] = g * vasinh<T>(argument(m, q, k)) * T(-2);
+    s.parameter[0] = g * vasinh_root<T>(argument(m, q, k)) * T(-2);
     s.parameter[1] = -g;
   }
 };
@@ -287,27 +288,26 @@ struct HyperboloidDistance {
   T beta, offset;
   explicit HyperboloidDistance(const T* p) : beta(p[0]), offset(p[1]) {}
   T aux(T level) const { return std::sinh(level); }
-  /// sinh^2(d/2) = sinh^2((a - b)/2) + sinh a sinh b chord^2/4, and sinh((a - b)/2)
-  CONE_INLINE static Vec<T> half_sinh_sq(Vec<T> m, Token<T> q, Token<T> k, Vec<T>& radial) {
-    Vec<T> t = (q.level - k.level) * T(0.5), u = vexpm1<T>(vabs<T>(t));
-    Vec<T> sinh_t = (u + u * vinverse<T>(u + T(1))) * T(0.5);
-    radial = select<T>(t < T(0), -sinh_t, sinh_t);
-    return radial * radial + q.aux * k.aux * (m * T(0.25));
+  /// sinh^2(d/2) = sinh^2((a - b)/2) + sinh a sinh b chord^2/4; `turn`: sinh(a - b)/2, the slope of the first term.
+  /// With u = e^|a-b| - 1 and v = 1 - e^-|a-b| = u / (1 + u), they are uv/4 and (u + v)/4.
+  CONE_INLINE static Vec<T> half_sinh_sq(Vec<T> m, Token<T> q, Token<T> k, Vec<T>& turn) {
+    Vec<T> t = q.level - k.level, u = vexpm1<T>(vabs<T>(t)), v = u * vinverse<T>(u + T(1));
+    turn = select<T>(t < T(0), -(u + v), u + v) * T(0.25);
+    return (u * v + q.aux * k.aux * m) * T(0.25);
   }
   CONE_INLINE static Vec<T> argument(Vec<T> m, Token<T> q, Token<T> k) {
-    Vec<T> radial;
-    return vsqrt<T>(half_sinh_sq(m, q, k, radial));
+    Vec<T> turn;
+    return half_sinh_sq(m, q, k, turn);
   }
-  CONE_INLINE Vec<T> read(Vec<T> half_sinh) const { return vasinh<T>(half_sinh) * (beta * T(-2)) - offset; }
+  CONE_INLINE Vec<T> read(Vec<T> half_sinh_sq) const { return vasinh_root<T>(half_sinh_sq) * (beta * T(-2)) - offset; }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    Vec<T> radial, sq = half_sinh_sq(m, q, k, radial);
+    Vec<T> turn, sq = half_sinh_sq(m, q, k, turn), chord_sq = m * T(0.25);
     Vec<T> g_sq = g * inverse_root<T>(sq) * vrsqrt<T>(sq + T(1)) * -beta;
-    Vec<T> slope = radial * vsqrt<T>(radial * radial + T(1)), chord_sq = m * T(0.25);
     s.measure = g_sq * (q.aux * k.aux) * T(0.25);
-    s.q_level = g_sq * (slope + vsqrt<T>(q.aux * q.aux + T(1)) * k.aux * chord_sq);
-    s.k_level = g_sq * (vsqrt<T>(k.aux * k.aux + T(1)) * q.aux * chord_sq - slope);
+    s.q_level = g_sq * (turn + vsqrt<T>(q.aux * q.aux + T(1)) * k.aux * chord_sq);
+    s.k_level = g_sq * (vsqrt<T>(k.aux * k.aux + T(1)) * q.aux * chord_sq - turn);
     if (!all) return;
-    s.parameter[0] = g * vasinh<T>(vsqrt<T>(sq)) * T(-2);
+    s.parameter[0] = g * vasinh_root<T>(sq) * T(-2);
     s.parameter[1] = -g;
   }
 };

@@ -331,12 +331,19 @@ template <class T>
 CONE_INLINE Vec<T> vlog(Vec<T> x) {
   return log_of<T, false>(x);
 }
-/// asinh(x) for 0 <= x <= 1e18: log1p(x + x^2 / (1 + sqrt(1 + x^2)))
+/// asinh(sqrt(x)) where x may be large: log(4x)/2 is the same beyond 1e18
 template <class T>
-CONE_INLINE Vec<T> vasinh(Vec<T> x) {
-  x = vmin<T>(x, splat<T>(T(1e18)));
-  Vec<T> sq = x * x;
-  return log_of<T, true>(x + sq * vinverse<T>(vsqrt<T>(sq + T(1)) + T(1)));
+__attribute__((noinline)) Vec<T> asinh_of_large_root(Vec<T> x) {
+  const Vec<T> small = vmin<T>(x, splat<T>(T(1e18))), z = small + vsqrt<T>(small * (small + T(1)));
+  const Vec<T> far = vlog<T>(vmin<T>(vmax<T>(x, splat<T>(T(1))), splat<T>(T(1e38)))) + T(1.38629436111989061883);
+  return select<T>(x > T(1e18), far, log_of<T, true>(z + z)) * T(0.5);
+}
+/// asinh(sqrt(x)) for x >= 0: half of log1p(2x + 2 sqrt(x (x + 1))), in which nothing cancels
+template <class T>
+CONE_INLINE Vec<T> vasinh_root(Vec<T> x) {
+  if (any<T>(x > T(1e18))) return asinh_of_large_root<T>(x);  // the square would overflow
+  const Vec<T> z = x + vsqrt<T>(x * (x + T(1)));
+  return log_of<T, true>(z + z) * T(0.5);
 }
 /// asin(x) for 0 <= x <= 1
 template <class T>
