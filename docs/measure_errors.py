@@ -22,7 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from generate import ROOT, markdown_table, with_table
+from generate import with_table
+from tables import ROOT, markdown_table
 
 import coneheads
 from coneheads.scores import BY_NAME, Score, resolve

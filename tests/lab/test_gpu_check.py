@@ -1,11 +1,13 @@
 """The gate of the Triton kernels: what it compiles, what it reads, and what it says."""
 
+import json
+
 import pytest
 import torch
 
 from coneheads.backends.triton import NUMBERS, number_of
-from coneheads.lab import gpu_check
-from coneheads.lab.gpu_check import Case, Found
+from coneheads.lab import gpu_check, gpu_compile
+from coneheads.lab.gpu_compile import Case, Found
 from coneheads.lab.progress import Progress
 from coneheads.lab.speed.screen import Screen
 
@@ -17,19 +19,19 @@ def table(capsys, *found):
     """The exit code, and the printed lines."""
     results = {one.case: one for one in found}
     gpu_check.show(Screen(0), results)
-    gpu_check.show_promises(Screen(0), results)
+    gpu_check.show_promises(Screen(0), gpu_check.promises(results))
     code = gpu_check.conclude(Screen(0), results)
     return code, [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_every_number_of_a_score_is_compiled():
-    assert sorted(number_of(score) for score in gpu_check.SCORES.values()) == sorted(set(NUMBERS.values()))
+    assert sorted(number_of(score) for score in gpu_compile.SCORES.values()) == sorted(set(NUMBERS.values()))
 
 
 def test_by_default_all_is_compiled_and_calls_with_everything_at_one_size(monkeypatch):
     asked = []
     monkeypatch.setattr(gpu_check, "unavailable", lambda: None)
-    monkeypatch.setattr(gpu_check, "check", lambda cases, jobs: asked.extend(cases) or 0)
+    monkeypatch.setattr(gpu_check, "check", lambda cases, jobs, save: asked.extend(cases) or 0)
     assert gpu_check.main([]) == 0
     # sizes 16, 64, 64 with everything, 128; and five kernels for float32, four for the others
     assert len(asked) == len(set(asked)) == (5 + 4 + 4) * 11 * 4 * 3
@@ -39,7 +41,7 @@ def test_by_default_all_is_compiled_and_calls_with_everything_at_one_size(monkey
 def test_flags_choose(monkeypatch):
     asked = []
     monkeypatch.setattr(gpu_check, "unavailable", lambda: None)
-    monkeypatch.setattr(gpu_check, "check", lambda cases, jobs: asked.extend(cases) or 3)
+    monkeypatch.setattr(gpu_check, "check", lambda cases, jobs, save: asked.extend(cases) or 3)
     flags = "--arch 90 --scores dot,umbral --dtypes bfloat16 --sizes 16 --kernels keys,mask"
     assert gpu_check.main(flags.split()) == 3
     expected = [Case(kernel, score, "bfloat16", 16, 90) for kernel in ("keys", "mask") for score in ("dot", "umbral")]
@@ -133,14 +135,39 @@ def test_a_step_counts_as_a_whole_only_if_all_its_kernels_were_counted(capsys):
     assert line == "sm_80 float32 penumbral 1.6 at most" + " 2.00 does not hold" * 3
 
 
+def test_the_record_has_what_the_docs_quote(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("triton")
+    cases = [PLAIN._replace(kernel=kernel, score=score) for kernel in gpu_check.STEP for score in ("dot", "umbral")]
+    cases = [case for case in cases if case.kernel != gpu_check.ONLY_SINGLE]
+    found = [Found(case, BLOCKS, 99, 0, 1024, 320 if case.score == "dot" else 480) for case in cases]
+    found.append(Found(PLAIN._replace(full=True), BLOCKS, 255, 3, 2048, 400))
+    monkeypatch.setattr(gpu_check, "compile_all", lambda *_: found)
+    assert gpu_check.check([one.case for one in found], save=tmp_path / "gpu.json") == 0
+    capsys.readouterr()
+    saved = json.loads((tmp_path / "gpu.json").read_text())
+    assert saved["gate"] == [
+        {"arch": 80, "full": False, "kernels": 6, "failed": 0, "registers": 99, "shared": 1024},
+        {"arch": 80, "full": True, "kernels": 1, "failed": 1, "registers": 255, "shared": 2048},
+    ]
+    (promise,) = saved["promises"]
+    assert promise["kernels"] == {"forward": 1.5, "queries": 1.5, "keys": 1.5}
+    assert promise["together"] == 1.5
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_is_compiled(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        gpu_check.main(["--save", str(tmp_path / "missing/gpu.json")])
+    assert f"there is no folder {tmp_path / 'missing'}" in capsys.readouterr().err
+
+
 def test_a_kernel_is_compiled_as_launch_starts_it():
     pytest.importorskip("triton")
     from coneheads.backends.triton import interpreted
 
     if interpreted():
         pytest.skip("this process interprets kernels")
-    kernel, record = gpu_check.launch_of(Case("queries", "umbral", "float16", 64, 80, full=True))
-    source = gpu_check.source_of(kernel, record)
+    kernel, record = gpu_compile.launch_of(Case("queries", "umbral", "float16", 64, 80, full=True))
+    source = gpu_compile.source_of(kernel, record)
     given = dict(zip(kernel.arg_names, record.arguments, strict=False)) | record.named
     divisible = {kernel.arg_names[i] for (i,) in source.attrs}
     assert source.signature["V"] == source.signature["MASK"] == "*fp16"
@@ -168,8 +195,8 @@ def test_what_is_declared_is_what_triton_notices_about_the_arguments():
         pytest.skip("this process interprets kernels")
     backend = make_backend(GPUTarget("cuda", 80, 32))
     for case in (Case("forward", "umbral", "bfloat16", 64, 80), Case("mask", "dot", "float32", 16, 80, full=True)):
-        kernel, record = gpu_check.launch_of(case)
-        source = gpu_check.source_of(kernel, record)
+        kernel, record = gpu_compile.launch_of(case)
+        source = gpu_compile.source_of(kernel, record)
         bind = create_function_from_signature(kernel.signature, kernel.params, backend)
         arguments = [MockTensor(x.dtype) if isinstance(x, torch.Tensor) else x for x in record.arguments]
         bound, specialization, options = bind(*arguments, **record.named)
@@ -190,14 +217,14 @@ def compiled():
         "too large": small._replace(blocks=(64, 128, 1, 1)),  # 256 scores a thread, and 255 registers
         "wrong": small._replace(blocks=(48, 64, 4, 1)),  # not a power of 2
         # What the interpreter does not notice: types of loop variables, and code after a return.
-        **{kernel: Case(kernel, "penumbral", "float32", 16, 80) for kernel in gpu_check.KERNELS},
+        **{kernel: Case(kernel, "penumbral", "float32", 16, 80) for kernel in gpu_compile.KERNELS},
         **{
             f"{kernel} in half": Case(kernel, "half_space", "bfloat16", 16, 80)
-            for kernel in gpu_check.KERNELS
+            for kernel in gpu_compile.KERNELS
             if kernel != "rows"
         },
     }
-    found = gpu_check.compile_all(list(cases.values()), 1, Progress(True, len(cases), "compiling"))
+    found = gpu_compile.compile_all(list(cases.values()), 1, Progress(True, len(cases), "compiling"))
     return dict(zip(cases, found, strict=True))
 
 
@@ -212,7 +239,7 @@ def test_a_cone_and_dot_product_compile_for_sm_80(compiled):
 
 def test_every_kernel_compiles(compiled):
     names = [name for name, found in compiled.items() if found.case.kernel in name]
-    assert len(names) == 2 * len(gpu_check.KERNELS) - 1
+    assert len(names) == 2 * len(gpu_compile.KERNELS) - 1
     for name in names:
         assert compiled[name].error is None, name
         assert compiled[name].spills == 0, name

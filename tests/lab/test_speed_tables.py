@@ -16,7 +16,7 @@ MACHINE = Machine("2026-01-02", "abc123", "0.1.0", "2.13.0", "3.11.7", "A proces
 @pytest.fixture
 def generate(monkeypatch, tmp_path):
     module = load(ROOT / "docs/generate.py")
-    monkeypatch.setattr(module, "MEASURED", tmp_path / "targets.csv")
+    monkeypatch.setattr(module.of_speed, "MEASURED", tmp_path / "targets.csv")
     yield module
     del sys.modules["generate"]
 
@@ -32,12 +32,12 @@ def record(generate):
     weighed = {run: Result(peak_mb=20.0) for run in targets.memory_runs(promised)}
     weighed |= targets.extrapolated(promised, weighed)
     rows = [Row(run, result, MACHINE) for run, result in (found | weighed).items()]
-    results.Writer(generate.MEASURED).write(rows)
+    results.Writer(generate.of_speed.MEASURED).write(rows)
     return rows
 
 
 def test_speed_table_has_a_row_for_every_size_and_says_where(generate, record):
-    table = generate.speed_table()
+    table = generate.of_speed.speed_table()
     assert "| 8, 4, 512, 64 | 10 / 10 | 0.50 / 0.50 | 0.50 / 0.50 | 0.50 / - | 0.50 / 0.50 |  |" in table
     assert "| 2, 4, 2048, 16 | 10 / 10 | 0.50 / 0.50 |" in table
     assert "| 64, 3, 197, 64 | 10 / 10 |" in table
@@ -48,7 +48,7 @@ def test_speed_table_has_a_row_for_every_size_and_says_where(generate, record):
 
 
 def test_targets_table_has_every_target_with_a_plain_yes_or_no(generate, record):
-    lines = generate.targets_table().splitlines()
+    lines = generate.of_speed.targets_table().splitlines()
     rows = [line for line in lines if line.startswith("| ") and line.endswith((" yes |", " no |"))]
     assert len(rows) == len(targets.targets("cpp"))
     held = sum(line.endswith(" yes |") for line in rows)
@@ -56,10 +56,10 @@ def test_targets_table_has_every_target_with_a_plain_yes_or_no(generate, record)
 
 
 def test_a_load_of_other_programs_is_told(generate, record):
-    results.Writer(generate.MEASURED).write(
+    results.Writer(generate.of_speed.MEASURED).write(
         [Row(row.run, Result(**{**vars(row.result), "other_load": 0.3}), MACHINE) for row in record]
     )
-    assert "other programs kept up to 30% of the processors busy" in generate.targets_table()
+    assert "other programs kept up to 30% of the processors busy" in generate.of_speed.targets_table()
 
 
 def test_a_missing_record_is_an_error_with_a_sentence(generate, monkeypatch, capsys):

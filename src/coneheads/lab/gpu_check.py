@@ -13,230 +13,26 @@ the gate. Nor are the ratios of cones to dot product: the last table says whethe
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
+import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
-import torch
-
-from coneheads import scores as score_classes
-from coneheads.backends import ops
-from coneheads.backends.inputs import Inputs, prepare
-from coneheads.backends.ops import FusedInputs, Wanted
 from coneheads.backends.triton import unavailable
-from coneheads.lab.gpu_instructions import loop_over_tiles, read_tools, spills
+from coneheads.lab import machine
+from coneheads.lab.gpu_compile import DTYPES, KERNELS, SCORES, SHARED, Case, Found, compile_all
 from coneheads.lab.progress import Progress
 from coneheads.lab.speed.screen import Screen
-from coneheads.scores import Score
 
-KERNELS = ("forward", "rows", "queries", "keys", "mask")
 ONLY_SINGLE = "rows"  # a kernel that float32 alone needs
 STEP = KERNELS[:4]  # what a training step runs
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 SIZES = (16, 64, 128)
 FULL_SIZE = 64  # of the calls that have everything, and of the promised ratios
-#: one for each number of backends/triton/scores.py; both finite cones have the same kernels
-SCORES: dict[str, Score] = {
-    "dot": score_classes.DotProduct(),
-    "laplacian": score_classes.Laplacian(),
-    "penumbral": score_classes.Penumbral(),
-    "penumbral_height_sq": score_classes.Penumbral(readout="height_sq"),
-    "penumbral_distance": score_classes.Penumbral(readout="distance"),
-    "umbral": score_classes.Umbral(),
-    "umbral_height_sq": score_classes.Umbral(readout="height_sq"),
-    "umbral_distance": score_classes.Umbral(readout="distance"),
-    "finite_cone": score_classes.FinitePenumbral(),
-    "half_space": score_classes.HalfSpaceDistance(),
-    "hyperboloid": score_classes.HyperboloidDistance(),
-}
-#: bytes of shared memory that a program can have
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 OPTIONAL = 100  # not every toolchain has it
 PROMISED = {"umbral": 1.35, "penumbral": 1.6}  # instructions a pair, as a multiple of those of dot product
-BATCH, HEADS, LENGTH = 2, 4, 512  # of the calls: as usual, neither 1 nor odd
-# How triton calls the dtypes of tensors.
-TYPES = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.int64: "i64",
-    torch.uint8: "u8",
-}
-
-
-class Case(NamedTuple):
-    """A kernel to compile. size: E, and Ev too. blocks: rows, columns, warps, stages, if not the kernel's default."""
-
-    kernel: str
-    score: str
-    dtype: str
-    size: int
-    arch: int
-    full: bool = False
-    blocks: tuple[int, int, int, int] | None = None
-
-    def __str__(self) -> str:
-        full = ", full" if self.full else ""
-        return f"{self.kernel}, {self.score}, {self.dtype}, E={self.size}, sm_{self.arch}{full}"
-
-
-class Found(NamedTuple):
-    """What became of a case. shared: bytes. instructions: in the loop over tiles, None if it was not recognised."""
-
-    case: Case
-    blocks: tuple[int, int, int, int] = (0, 0, 0, 0)
-    registers: int = 0
-    spills: int = 0
-    shared: int = 0
-    instructions: int | None = None
-    error: str | None = None
-
-    @property
-    def per_pair(self) -> float | None:
-        """Instructions of a thread for each of its pairs."""
-        rows, columns, warps, _ = self.blocks
-        return None if self.instructions is None else self.instructions / (rows * columns / (32 * warps))
-
-    def reasons(self) -> list[str]:
-        """Why it cannot run well, or at all."""
-        if self.error:
-            return [f"does not compile: {self.error}"]
-        limit = SHARED[self.case.arch]
-        return [
-            *([f"{self.spills} instructions spill"] if self.spills else []),
-            *([f"{self.shared} bytes of shared memory, of {limit}"] if self.shared > limit else []),
-        ]
-
-
-class Recorder:
-    """Stands in for a kernel, and keeps what it is called with."""
-
-    def __init__(self) -> None:
-        self.arguments: tuple[Any, ...] = ()
-        self.named: dict[str, Any] = {}
-
-    def __getitem__(self, grid: object) -> Recorder:
-        return self
-
-    def __call__(self, *arguments: Any, **named: Any) -> None:
-        self.arguments, self.named = arguments, named
-
-
-def call_of(case: Case) -> FusedInputs:
-    """A call as the backend receives it, of tensors without memory."""
-    dtype = DTYPES[case.dtype]
-    score = SCORES[case.score].for_size(case.size)
-    tokens = torch.empty(BATCH, HEADS, LENGTH, case.size, dtype=dtype, device="meta")
-    mask = tokens.new_empty(BATCH, HEADS, LENGTH, LENGTH) if case.full or case.kernel == "mask" else None
-    seed = tokens.new_empty((), dtype=torch.int64) if case.full else None
-    rest = (mask, case.full, 0.1 if case.full else 0.0, seed)
-    points, value, bad, _ = prepare(Inputs(tokens, tokens, tokens, *rest, score))
-    *_, parameters, spec = ops.call_arguments(score, points)
-    mask, causal, dropout_p, seed = rest
-    return FusedInputs(ops.rebuild(spec, parameters), points, value.to(dtype), bad, mask, seed, causal, dropout_p)
-
-
-def launch_of(case: Case) -> tuple[Any, Recorder]:
-    """The kernel of a case, and how launch.py starts it: what is compiled is what would run."""
-    from coneheads.backends.triton import backward, forward, launch
-
-    kernels = {"forward": forward.forward} | {name: getattr(backward, f"backward_{name}") for name in KERNELS[1:]}
-    records = {name: Recorder() for name in kernels}
-
-    def blocks(*arguments: Any) -> list[launch.Blocks]:
-        return [launch.Blocks(*case.blocks) if case.blocks else launch.default_blocks(*arguments)]
-
-    call = call_of(case)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(launch, "declared_blocks", blocks))
-        stack.enter_context(mock.patch.object(launch, "forward_kernel", records["forward"]))
-        for name in KERNELS[1:]:
-            stack.enter_context(mock.patch.object(backward, f"backward_{name}", records[name]))
-        out, lse = launch.forward(call)
-        if case.kernel != "forward":
-            wanted = Wanted(call.score.pair_fields if case.full else (), case.kernel == "mask")
-            launch.backward(call, out, lse, out, lse, wanted)
-    if not records[case.kernel].arguments:
-        raise LookupError("a call of this kind does not start the kernel")
-    return kernels[case.kernel], records[case.kernel]
-
-
-def source_of(kernel: Any, record: Recorder) -> Any:
-    """The kernel with the types of its arguments, and what triton would notice about them when it is called."""
-    from triton.compiler import ASTSource
-
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int], Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    given = dict(zip(kernel.arg_names, record.arguments, strict=False)) | record.named
-    for i, parameter in enumerate(kernel.params):
-        value = given[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
-            signature[parameter.name], constants[(i,)] = "constexpr", value
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            tensor = isinstance(value, torch.Tensor)
-            signature[parameter.name] = f"*{TYPES[value.dtype]}" if tensor else "i32" if abs(value) < 2**31 else "i64"
-            if tensor or value % 16 == 0:  # torch aligns tensors
-                attributes[(i,)] = [["tt.divisibility", 16]]
-    return ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-
-
-def compile_case(case: Case) -> Found:
-    """Compiles a kernel and reads what came of it, in a process for which ``prepare_worker`` was called."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    try:
-        kernel, record = launch_of(case)
-        options = {name: value for name, value in record.named.items() if name not in kernel.arg_names}
-        blocks = (record.named["BM"], record.named["BN"], options["num_warps"], options["num_stages"])
-        with contextlib.redirect_stdout(io.StringIO()):  # where triton prints whole programs that fail
-            built = triton.compile(source_of(kernel, record), GPUTarget("cuda", case.arch, 32), options)
-        usage, sass = read_tools(built.asm["cubin"])
-    except Exception as error:  # compilers fail in many ways, and each is a result
-        return Found(case, error=reason_of(error))
-    loop = loop_over_tiles(sass)
-    shared = built.metadata.shared + usage["SHARED"]  # what the program asks for, and what the system adds
-    return Found(case, blocks, usage["REG"], spills(sass), shared, loop.instructions if loop else None)
-
-
-def reason_of(error: BaseException) -> str:
-    """In one line. Triton wraps an error once for each function, and shows code; the innermost says why, at its end."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else 'it says nothing'}"
-
-
-def prepare_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that asked decides
-    os.environ.pop("TRITON_INTERPRET", None)  # kernels for the interpreter cannot be compiled
-    torch.set_num_threads(1)
-
-
-def compile_all(cases: Sequence[Case], jobs: int, progress: Progress) -> list[Found]:
-    """Compiles in as many processes as ``jobs``. The results have the order of the cases."""
-    found: dict[Case, Found] = {}
-    # a fork of a process that has threads may hang
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare_worker)
-    try:
-        for future in as_completed([pool.submit(compile_case, case) for case in cases]):
-            result = future.result()
-            found[result.case] = result
-            progress.advance()
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return [found[case] for case in cases]
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
@@ -290,31 +86,90 @@ def cells(found: Found, ratio: float | None) -> list[str]:
     ]
 
 
-def verdict(counts: list[tuple[float, float]], promised: float) -> str:
-    """Of the instructions a pair that a cone and dot product take, in one kernel or more."""
-    ratio = sum(cone for cone, _ in counts) / sum(dot for _, dot in counts)
-    return f"{ratio:.2f} {'holds' if ratio <= promised else 'does not hold'}"
+class Promise(NamedTuple):
+    """Instructions a pair that a cone takes, as multiples of those of dot product: in each kernel, and in all together.
+
+    together: None if a kernel of a training step is missing.
+    """
+
+    arch: int
+    dtype: str
+    score: str
+    at_most: float
+    kernels: dict[str, float]
+    together: float | None
+
+    def shown(self, ratio: float | None) -> str:
+        return "" if ratio is None else f"{ratio:.2f} {'holds' if ratio <= self.at_most else 'does not hold'}"
 
 
-def show_promises(screen: Screen, results: dict[Case, Found]) -> None:
-    """Whether cones take as few instructions a pair as promised, in each kernel and in all of a training step."""
-    rows = []
+def promises(results: dict[Case, Found]) -> list[Promise]:
+    """What was promised of the cones, and what was found."""
+    found = []
     for arch, dtype in dict.fromkeys((case.arch, case.dtype) for case in results):
-        kernels = [kernel for kernel in STEP if kernel != ONLY_SINGLE or dtype == "float32"]
-        for score, promised in PROMISED.items():
-            pairs = {}
-            for kernel in kernels:
+        step = [kernel for kernel in STEP if kernel != ONLY_SINGLE or dtype == "float32"]
+        for score, at_most in PROMISED.items():
+            counts: dict[str, tuple[float, float]] = {}
+            for kernel in step:
                 cone, dot = (results.get(Case(kernel, name, dtype, FULL_SIZE, arch)) for name in (score, "dot"))
                 if cone and dot and cone.per_pair and dot.per_pair:
-                    pairs[kernel] = cone.per_pair, dot.per_pair
-            if not pairs:
+                    counts[kernel] = cone.per_pair, dot.per_pair
+            if not counts:
                 continue
-            shown = [verdict([pairs[kernel]], promised) if kernel in pairs else "" for kernel in STEP]
-            whole = verdict(list(pairs.values()), promised) if len(pairs) == len(kernels) else ""
-            rows.append([f"sm_{arch}", dtype, score, f"{promised} at most", *shown, whole])
+            cones, dots = (sum(column) for column in zip(*counts.values(), strict=True))
+            ratios = {kernel: cone / dot for kernel, (cone, dot) in counts.items()}
+            found.append(
+                Promise(arch, dtype, score, at_most, ratios, cones / dots if len(counts) == len(step) else None)
+            )
+    return found
+
+
+def show_promises(screen: Screen, found: list[Promise]) -> None:
+    """Whether cones take as few instructions a pair as promised, in each kernel and in all of a training step."""
+    rows = [
+        [
+            f"sm_{promise.arch}",
+            promise.dtype,
+            promise.score,
+            f"{promise.at_most} at most",
+            *(promise.shown(promise.kernels.get(kernel)) for kernel in STEP),
+            promise.shown(promise.together),
+        ]
+        for promise in found
+    ]
     if rows:
         title = f"instructions a pair, of those of dot product, E={FULL_SIZE}"
         screen.table(title, ["", "dtype", "score", "promised", *STEP, "together"], rows)
+
+
+def record(results: dict[Case, Found]) -> dict[str, Any]:
+    """What docs/backends.md quotes."""
+    import triton
+
+    gate = []
+    for arch, full in dict.fromkeys((case.arch, case.full) for case in results):
+        those = [found for case, found in results.items() if (case.arch, case.full) == (arch, full)]
+        gate.append(
+            {
+                "arch": arch,
+                "full": full,
+                "kernels": len(those),
+                "failed": sum(bool(found.reasons()) for found in those),
+                "registers": max(found.registers for found in those),
+                "shared": max(found.shared for found in those),
+            }
+        )
+    here = machine.this_machine()
+    return {
+        "machine": {
+            "date": here.date,
+            "commit": here.commit,
+            "coneheads": here.coneheads,
+            "triton": triton.__version__,
+        },
+        "gate": gate,
+        "promises": [promise._asdict() for promise in promises(results)],
+    }
 
 
 def conclude(screen: Screen, results: dict[Case, Found]) -> int:
@@ -328,8 +183,8 @@ def conclude(screen: Screen, results: dict[Case, Found]) -> int:
     return 1 if offenders else 0
 
 
-def check(cases: Sequence[Case], jobs: int = 1) -> int:
-    """Compiles the cases, shows what was found, and gives the exit code."""
+def check(cases: Sequence[Case], jobs: int = 1, save: Path | None = None) -> int:
+    """Compiles the cases, shows what was found, and gives the exit code. save: the file that ``record`` goes to."""
     screen = Screen(0)
     probes = [Case("forward", "dot", "float16", 16, OPTIONAL)] if any(case.arch == OPTIONAL for case in cases) else []
     with Progress(False, len(cases) + len(probes), "compiling", "kernels") as progress:
@@ -339,7 +194,9 @@ def check(cases: Sequence[Case], jobs: int = 1) -> int:
             cases = [case for case in cases if case.arch != OPTIONAL]
         results = {found.case: found for found in compile_all(cases, jobs, progress)}
     show(screen, results)
-    show_promises(screen, results)
+    show_promises(screen, promises(results))
+    if save:
+        save.write_text(json.dumps(record(results), indent=1) + "\n")
     for probe in missing:
         screen.say(f"sm_{OPTIONAL} was not checked: this triton cannot compile for it: {probe.error}")
     return conclude(screen, results)
@@ -372,12 +229,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = ",".join(map(str, known))
         parser.add_argument(f"--{flag}", type=_list_of(known), default=list(known), metavar=shown, help="default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: one for each core")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="a JSON file for what docs/backends.md quotes")
     options = parser.parse_args(arguments)
+    if options.save and not options.save.absolute().parent.is_dir():
+        parser.error(f"--save: there is no folder {options.save.absolute().parent}")
     if reason := unavailable():
         print(f"gpu_check cannot compile the kernels: {reason}", file=sys.stderr)
         return 1
     try:
-        return check(cases_of(options), max(1, options.jobs))
+        return check(cases_of(options), max(1, options.jobs), options.save)
     except BrokenProcessPool:
         print("gpu_check: a process that compiled was killed (out of memory?); try fewer --jobs", file=sys.stderr)
         return 1
