@@ -39,8 +39,8 @@ def weights_and_gradients(
 @triton.jit
 def backward_rows(
     Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
-    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -60,25 +60,25 @@ def backward_rows(
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = tiles.constants(CONSTANTS, head)
 
-    q = tiles.load_rows(Q, rows, length, positions, DP)
+    q = tiles.load_rows(Q, rows, length, positions, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-    q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
-    q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+    q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+    q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
     grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
     shift = tiles.load_numbers(SHIFT + head * length, rows, length)
 
-    total, products = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    totals, products = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
     end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
         k = tiles.load_rows(K, columns, keys, positions, DP)
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-        k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
-        k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
-        m = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+        k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+        k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+        m, _ = tiles.measure(
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
             MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
@@ -90,10 +90,11 @@ def backward_rows(
             s, lse, rest, tl.zeros([BM], tl.float32), v, grad_out, tl.load(SEED), head * length + rows, columns,
             dropout_p, DROPOUT, PRECISION, WIDEN,
         )  # fmt: skip
-        total += tl.sum(weights_of(s, lse, rest), 1)
-        products += tl.sum(product, 1)
+        totals += weights_of(s, lse, rest)
+        products += product
+    total = tl.sum(totals, 1)
     total = tl.where(total == 0, 1.0, total)
-    tl.store(SHIFT + head * length + rows, shift - products / total, mask=rows < length)
+    tl.store(SHIFT + head * length + rows, shift - tl.sum(products, 1) / total, mask=rows < length)
     tl.store(REST + head * length + rows, rest + tl.log2(total), mask=rows < length)
 
 
@@ -101,8 +102,8 @@ def backward_rows(
 def backward_queries(
     Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
     GRAD_Q, GRAD_Q_LEVEL, GRAD_PARAMETERS,
-    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -118,10 +119,10 @@ def backward_queries(
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = tiles.constants(CONSTANTS, head)
 
-    q = tiles.load_rows(Q, rows, length, positions, DP)
+    q = tiles.load_rows(Q, rows, length, positions, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-    q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
-    q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+    q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+    q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
     grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
@@ -129,17 +130,17 @@ def backward_queries(
 
     grad = tl.zeros([BM, DP], tl.float32)  # the sum of w k
     pull = tl.zeros([BM], tl.float32)  # the sum of w
-    grad_level = tl.zeros([BM], tl.float32)
-    first, second = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    grad_level = tl.zeros([BM, BN], tl.float32)
+    first, second = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
     end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
         k = tiles.load_rows(K, columns, keys, positions, DP)
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-        k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
-        k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
-        m = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+        k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+        k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+        m, any_near = tiles.measure(
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
             MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
@@ -155,27 +156,28 @@ def backward_queries(
             SCORE, g, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c
         )
         if PARAMETERS:
-            first += tl.sum(for_first, 1)
-            second += tl.sum(for_second, 1)
-        grad_level += tl.sum(for_level, 1)
+            first += for_first
+            second += for_second
+        grad_level += for_level
         grad, pull = tiles.add_gradients(
-            grad, pull, w, m, q_sq, k, Q, K, rows, columns, length, keys, positions, True, MEASURE, ROUND, WIDEN, DP
-        )
-    grad = tiles.gradient_of(q, pull, grad, True, MEASURE)
+            grad, pull, w, m, any_near, q_sq, k, Q, K, rows, columns, length, keys, positions, coordinates, True,
+            MEASURE, ONES, ROUND, WIDEN, DP,
+        )  # fmt: skip
+    grad = tiles.gradient_of(q, pull, grad, coordinates, True, MEASURE, ONES, DP)
     tiles.store_rows(GRAD_Q + head * length * positions, grad, rows, length, positions, DP)
-    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level, mask=rows < length)
+    tl.store(GRAD_Q_LEVEL + head * length + rows, tl.sum(grad_level, 1), mask=rows < length)
     if PARAMETERS:
         all_rows = tl.num_programs(0).to(tl.int64) // blocks * length
-        tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
-        tl.store(GRAD_PARAMETERS + all_rows + head * length + rows, second, mask=rows < length)
+        tl.store(GRAD_PARAMETERS + head * length + rows, tl.sum(first, 1), mask=rows < length)
+        tl.store(GRAD_PARAMETERS + all_rows + head * length + rows, tl.sum(second, 1), mask=rows < length)
 
 
 @triton.jit
 def backward_keys(
     Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
     GRAD_K, GRAD_K_LEVEL, GRAD_V,
-    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -188,15 +190,15 @@ def backward_keys(
     K += kv_head * keys * positions
     V += kv_head * keys * values
 
-    k = tiles.load_rows(K, columns, keys, positions, DP)
+    k = tiles.load_rows(K, columns, keys, positions, DP, coordinates)
     v = tiles.load_rows(V, columns, keys, values, DV)
     k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-    k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
-    k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
+    k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+    k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
 
     grad = tl.zeros([BN, DP], tl.float32)  # the sum of w q
     pull = tl.zeros([BN], tl.float32)  # the sum of w
-    grad_level = tl.zeros([BN], tl.float32)
+    grad_level = tl.zeros([BM, BN], tl.float32)
     grad_v = tl.zeros([BN, DV], tl.float32)
     for member in range(group):
         head = kv_head * group + member
@@ -207,49 +209,47 @@ def backward_keys(
             rows = start + tl.arange(0, BM)
             q = tiles.load_rows(queries, rows, length, positions, DP)
             q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-            q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
-            q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+            q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+            q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
             grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
-            lse = tiles.load_numbers(LSE + head * length, rows, length)
+            # Rows beyond the last query have weights of 0.
+            lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
             rest = tiles.load_numbers(REST + head * length, rows, length)
             shift = tiles.load_numbers(SHIFT + head * length, rows, length)
-            m = tiles.measure(
-                q, k, q_sq, k_sq, queries, K, rows, columns, length, keys, positions,
+            m, any_near = tiles.measure(
+                q, k, q_sq, k_sq, queries, K, rows, columns, length, keys, positions, coordinates,
                 MEASURE, ROUND, WIDEN, BM, BN,
             )  # fmt: skip
             s = tiles.scores_of(
                 m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,
                 length, keys, SCORE, MASKED, CAUSAL,
             )  # fmt: skip
-            # Rows beyond the last query have finite scores, and no gradient: their weights meet zeros alone.
             weights, g = weights_and_gradients(
                 s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
                 DROPOUT, PRECISION, WIDEN,
             )  # fmt: skip
-            weights = tl.where((rows < length)[:, None], weights, 0.0)
-            g = tl.where((rows < length)[:, None], g, 0.0)
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
             w, _, for_level, _, _ = scores.slopes(
                 SCORE, g, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c
             )
-            grad_level += tl.sum(for_level, 0)
+            grad_level += for_level
             grad, pull = tiles.add_gradients(
-                grad, pull, w, m, q_sq, q, queries, K, rows, columns, length, keys, positions, False,
-                MEASURE, ROUND, WIDEN, DP,
+                grad, pull, w, m, any_near, q_sq, q, queries, K, rows, columns, length, keys, positions, coordinates,
+                False, MEASURE, ONES, ROUND, WIDEN, DP,
             )  # fmt: skip
-    grad = tiles.gradient_of(k, pull, grad, False, MEASURE)
+    grad = tiles.gradient_of(k, pull, grad, coordinates, False, MEASURE, ONES, DP)
     tiles.store_rows(GRAD_K + kv_head * keys * positions, grad, columns, keys, positions, DP)
     tiles.store_rows(GRAD_V + kv_head * keys * values, grad_v, columns, keys, values, DV)
-    tl.store(GRAD_K_LEVEL + kv_head * keys + columns, grad_level, mask=columns < keys)
+    tl.store(GRAD_K_LEVEL + kv_head * keys + columns, tl.sum(grad_level, 0), mask=columns < keys)
 
 
 @triton.jit
 def backward_mask(
     Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
     GRAD_MASK,
-    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     batches, mask_batches, mask_heads, mask_rows, mask_columns,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     LENGTH_CLASS: tl.constexpr,
     ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
@@ -274,22 +274,23 @@ def backward_mask(
             a, b, c, factor = tiles.constants(CONSTANTS, head)
             for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
                 rows = row + tl.arange(0, BM)
-                q = tiles.load_rows(queries, rows, length, positions, DP)
+                q = tiles.load_rows(queries, rows, length, positions, DP, coordinates)
                 q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-                q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
-                q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+                q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+                q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
                 grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
-                lse = tiles.load_numbers(LSE + head * length, rows, length)
+                # Rows beyond the last query have weights of 0.
+                lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
                 rest = tiles.load_numbers(REST + head * length, rows, length)
                 shift = tiles.load_numbers(SHIFT + head * length, rows, length)
                 for column in range(own_column, keys if ONE_COLUMN else tl.minimum(own_column + BN, keys), BN):
                     columns = column + tl.arange(0, BN)
                     k = tiles.load_rows(keys_of_head, columns, keys, positions, DP)
                     k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-                    k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
-                    k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
-                    m = tiles.measure(
-                        q, k, q_sq, k_sq, queries, keys_of_head, rows, columns, length, keys, positions,
+                    k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+                    k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+                    m, _ = tiles.measure(
+                        q, k, q_sq, k_sq, queries, keys_of_head, rows, columns, length, keys, positions, coordinates,
                         MEASURE, ROUND, WIDEN, BM, BN,
                     )  # fmt: skip
                     s = tiles.scores_of(
@@ -301,7 +302,7 @@ def backward_mask(
                         s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
                         DROPOUT, PRECISION, WIDEN,
                     )  # fmt: skip
-                    total += tl.where((rows < length)[:, None], g, 0.0)
+                    total += g
     # An entry that all rows, or all columns, share is the sum over them, in the first place of the tile.
     rows, columns = own_row + tl.arange(0, BM), own_column + tl.arange(0, BN)
     if ONE_ROW:

@@ -9,8 +9,8 @@ from coneheads.backends.triton import tiles
 @triton.jit
 def forward(
     Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, K_MARK, OUT, TOP, TOTAL,
-    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -29,10 +29,10 @@ def forward(
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = tiles.constants(CONSTANTS, head)
 
-    q = tiles.load_rows(Q, rows, length, positions, DP)
+    q = tiles.load_rows(Q, rows, length, positions, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-    q_level = tiles.load_numbers(Q_LEVEL + head * length, rows, length, 1.0)
-    q_aux = tiles.load_numbers(Q_AUX + head * length, rows, length, 1.0)
+    q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+    q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
@@ -43,10 +43,10 @@ def forward(
         columns = start + tl.arange(0, BN)
         k = tiles.load_rows(K, columns, keys, positions, DP)
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-        k_level = tiles.load_numbers(K_LEVEL + kv_head * keys, columns, keys, 1.0)
-        k_aux = tiles.load_numbers(K_AUX + kv_head * keys, columns, keys, 1.0)
-        m = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+        k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+        k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+        m, _ = tiles.measure(
+            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
             MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(

@@ -137,6 +137,7 @@ class Call:
         self.batch, self.heads, self.length, coordinates = q.shape
         self.direct = score.measures != "product" and coordinates <= FEW_COORDINATES
         self.positions = coordinates if self.direct else -(-coordinates // ALIGNED) * ALIGNED
+        self.ones = score.measures != "product" and self.positions > coordinates
         self.kv_heads, self.keys = k.shape[1:3]
         self.values = inputs.value.shape[-1]
         self.product = score.measures == "product"
@@ -148,7 +149,8 @@ class Call:
         # float16 has no room for every position and gradient: they are multiplied as tf32, which has as many digits.
         self.round = {torch.float16: "tf32", torch.bfloat16: "bf16"}.get(self.dtype, precision)
         q, k = self._stored(q, k, group)
-        q_sq, k_sq = q.float().square().sum(-1) / 4, k.float().square().sum(-1)  # in memory are -2 q
+        q_sq, k_sq = (t[..., :coordinates].float().square().sum(-1) for t in (q, k))
+        q_sq = q_sq / 4  # in memory are -2 q
         self.mark = torch.zeros_like(k_sq)
         if inputs.bad is not None:  # makes NaN of every row that attends to it
             self.mark = self.mark.masked_fill(inputs.bad, torch.nan)
@@ -171,11 +173,12 @@ class Call:
         value = _contiguous(inputs.value, self.dtype)
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
         self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, self._constants(), mask, seed)
-        sizes = (self.heads, group, self.length, self.keys, self.positions, self.values)
+        sizes = (self.heads, group, self.length, self.keys, self.positions, coordinates, self.values)
         self.numbers = (*self.strides, *sizes, float(inputs.dropout_p))
         self.compiled: dict[str, Any] = {
             "SCORE": number,
             "MEASURE": self._measure(),
+            "ONES": self.ones,
             "MASKED": self.masked,
             "CAUSAL": inputs.is_causal,
             "DROPOUT": inputs.seed is not None,
@@ -207,8 +210,15 @@ class Call:
         return (_as_tf32(q), _as_tf32(k)) if self.round == "tf32" and not self.direct else (q, k)
 
     def _aligned(self, positions: Tensor) -> Tensor:
-        """With zeros at the end, which change nothing: such rows are loaded in whole vectors."""
-        return pad(positions, (0, self.positions - positions.shape[-1]))
+        """To whole vectors, which are loaded faster. What is added meets a 0 in products of a query and a key.
+
+        For distances it starts with a 1, if there is room: the sum of gradients then comes with their product.
+        """
+        coordinates = positions.shape[-1]
+        positions = pad(positions, (0, self.positions - coordinates))
+        if self.ones:
+            positions[..., coordinates] = 1
+        return positions
 
     def _measure(self) -> str:
         """How pairs are measured: see `measure` in tiles.py."""

@@ -89,26 +89,25 @@ def slopes(SCORE: tl.constexpr, g, m, q_level, k_level, q_aux, k_aux, a, b, c):
     elif SCORE < FINITE_CONE:
         d = tl.sqrt(m)
         height = _twice_lca_level(q_level, k_level, d) * (a * 0.5)
-        distance_share, q_share = _lca_slopes(q_level, k_level, d)
+        apart, q_share = _lca_slopes(q_level, k_level, d)
         if SCORE == UMBRAL:
-            g_height = g * -b
+            g_level = g * (a * -b)
             for_gamma = -(g * height)
         elif SCORE == UMBRAL + 1:
-            g_height = g * height * (b * -2)
+            g_level = g * height * (a * b * -2)
             for_gamma = -(g * height * height)
         else:
-            g_height = g / height * -b
+            g_level = g / height * (a * -b)
             for_gamma = -(g * tl.log(height))
-        g_level = g_height * a
         for_q = g_level * q_share
-        for_m = g_level * distance_share * _inverse_root(m) * 0.5
-        return for_m, for_q, g_level - for_q, g_height * height * -c, for_gamma
+        for_m = tl.where(apart, g_level * tl.rsqrt(m), 0.0) * 0.25
+        return for_m, for_q, g_level - for_q, g_level * height * (-c / a), for_gamma
     elif SCORE == FINITE_CONE:
         angle = _angle(m)
-        distance_share, q_share = _lca_slopes(q_level, k_level, angle)
+        apart, q_share = _lca_slopes(q_level, k_level, angle)
         g_level = g * -a
         for_q = g_level * q_share
-        for_m = g_level * distance_share * _inverse_root(m * tl.maximum(4.0 - m, 0.0))
+        for_m = tl.where(apart, g_level * _inverse_root(m * tl.maximum(4.0 - m, 0.0)), 0.0) * 0.5
         return for_m, for_q, g_level - for_q, g * _twice_lca_level(q_level, k_level, angle) * -0.5, g
     elif SCORE == HALF_SPACE:
         rise = q_level - k_level
@@ -138,15 +137,15 @@ def _twice_lca_level(q_level, k_level, distance):
 
 @triton.jit
 def _lca_slopes(q_level, k_level, distance):
-    """How the level of the lca changes with D and with the level of q; with that of k it is 1 - the latter.
+    """Whether the level of the lca grows with D, by 1/2, and how it grows with q's; with k's it is 1 - the latter.
 
     If neither point is an ancestor of the other, 1/2 each; otherwise the ancestor's level counts 1 and the rest 0, and
-    two equal points share it.
+    two equal points share it. Of two such D is not counted: the slope of a root is 0 there.
     """
     difference = q_level - k_level
-    apart = distance >= tl.abs(difference)
     of_ancestor = (difference > 0).to(tl.float32)
-    return apart.to(tl.float32) * 0.5, tl.where(apart, 0.5, of_ancestor)
+    q_share = tl.where(distance >= tl.abs(difference), 0.5, of_ancestor)
+    return distance > tl.abs(difference), q_share
 
 
 @triton.jit
@@ -169,30 +168,31 @@ def _penumbral_height_sq(m, q_level, k_level, h):
 @triton.jit
 def _penumbral_slopes(SCORE: tl.constexpr, g, m, q_level, k_level, h, gamma, inverse_h_sq):
     # First the squared height and its slopes for m, both levels and h, in the two cases.
-    inverse = tl.where(m > 0, tl.rsqrt(tl.maximum(m, DIVISOR)), 0.0)
+    inverse = tl.rsqrt(tl.maximum(m, DIVISOR))
     distance = m * inverse
     both = q_level + k_level
     difference = q_level - k_level
     twice = both + tl.maximum(tl.abs(difference), distance)
     beyond = twice > 2 * h
-    distance_share, q_share = _lca_slopes(q_level, k_level, distance)
+    apart, q_share = _lca_slopes(q_level, k_level, distance)
     rise = 2 * h - twice
     # Beyond: height^2 = D^2/4 + (y_q^2 + y_k^2)/2 + (y_q^2 - y_k^2)^2 / (4 D^2), and y^2 = level (2h - level).
     ratio = difference * (2 * h - both) * (inverse * inverse)
-    for_m = tl.where(beyond, 0.25 - 0.25 * ratio * ratio, rise * distance_share * inverse * 0.5)
+    for_m = tl.where(beyond, 1 - ratio * ratio, tl.where(apart, rise * inverse, 0.0)) * 0.25
     for_q = tl.where(beyond, (1 + ratio) * (h - q_level), rise * q_share)
     for_k = tl.where(beyond, (1 - ratio) * (h - k_level), rise - rise * q_share)
     for_h = tl.where(beyond, (1 + ratio) * q_level + (1 - ratio) * k_level, twice)
-    sq = _penumbral_height_sq(m, q_level, k_level, h) * 0.25
+    four_sq = _penumbral_height_sq(m, q_level, k_level, h)
     if SCORE == PENUMBRAL:
-        g_sq = g * _inverse_root(sq) * (gamma * -0.5)
-        for_gamma = -(g * tl.sqrt(sq))
+        g_sq = g * _inverse_root(four_sq) * -gamma
+        for_gamma = g * tl.sqrt(four_sq) * -0.5
         more = g * 0
     elif SCORE == PENUMBRAL + 1:
         g_sq = g * -gamma
-        for_gamma = -(g * sq)
+        for_gamma = g * four_sq * -0.25
         more = g * 0
     else:
+        sq = four_sq * 0.25
         floored = tl.maximum(sq, HEIGHT_SQ_FLOOR)
         g_sq = tl.where(sq > HEIGHT_SQ_FLOOR, g / floored * (gamma * -0.5), 0.0)
         for_gamma = g * tl.log(floored * inverse_h_sq) * -0.5
@@ -202,8 +202,8 @@ def _penumbral_slopes(SCORE: tl.constexpr, g, m, q_level, k_level, h, gamma, inv
 
 @triton.jit
 def _inverse_root(x):
-    """1/sqrt(x), and 0 at x = 0: the slope of a root is 0 there."""
-    return tl.where(x > 0, tl.rsqrt(tl.maximum(x, 1.2e-38)), 0.0)
+    """1/sqrt(x), and 0 at x = 0, where the slope of a root is 0, and where x is so small that the GPU may read 0."""
+    return tl.where(x > 1.2e-38, tl.rsqrt(x), 0.0)
 
 
 @triton.jit

@@ -18,10 +18,10 @@ NOISE = tl.constexpr(4e-6)
 
 
 @triton.jit
-def load_rows(pointer, rows, count, width, PADDED: tl.constexpr):
-    """Rows of `width` numbers as a tile [rows, PADDED], 0 beyond both ends."""
+def load_rows(pointer, rows, count, width, PADDED: tl.constexpr, used=None):
+    """Rows of `width` numbers, all or the first `used` of them, as a tile [rows, PADDED]; 0 beyond both ends."""
     columns = tl.arange(0, PADDED)
-    inside = (rows < count)[:, None] & (columns < width)[None, :]
+    inside = (rows < count)[:, None] & (columns < (width if used is None else used))[None, :]
     return tl.load(pointer + rows.to(tl.int64)[:, None] * width + columns[None, :], mask=inside, other=0.0)
 
 
@@ -35,8 +35,17 @@ def store_rows(pointer, tile, rows, count, width, PADDED: tl.constexpr):
 
 @triton.jit
 def load_numbers(pointer, rows, count, other=0.0):
-    """One number a row, and `other` beyond the end: a level of 0 there could make NaN of what has weight 0."""
+    """One number a row, and `other` beyond the end."""
     return tl.load(pointer + rows, mask=rows < count, other=other)
+
+
+@triton.jit
+def load_levels(pointer, rows, count, SCORE: tl.constexpr):
+    """Levels, or aux. Beyond the end a 0 is loaded faster, but for some scores it makes NaN of what has weight 0."""
+    if SCORE == scores.PENUMBRAL or SCORE == scores.UMBRAL:
+        return load_numbers(pointer, rows, count)
+    else:
+        return load_numbers(pointer, rows, count, 1.0)
 
 
 @triton.jit
@@ -77,10 +86,10 @@ def gradient_product(w, tile, ROUND: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM: tl.constexpr, BN: tl.constexpr):
+def direct_distance_sq(Q, K, rows, columns, length, keys, positions, coordinates, BM: tl.constexpr, BN: tl.constexpr):
     """The squared distances of a tile from the differences of its positions."""
     total = tl.zeros([BM, BN], tl.float32)
-    for i in range(positions):
+    for i in range(coordinates):
         q = tl.load(Q + rows.to(tl.int64) * positions + i, mask=rows < length, other=0.0).to(tl.float32) * -0.5
         k = tl.load(K + columns.to(tl.int64) * positions + i, mask=columns < keys, other=0.0).to(tl.float32)
         difference = q[:, None] - k[None, :]
@@ -90,11 +99,11 @@ def direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM: tl.cons
 
 @triton.jit
 def direct_gradient(
-    grad, w, Q, K, rows, columns, length, keys, positions, TO_QUERY: tl.constexpr, PADDED: tl.constexpr
+    grad, w, Q, K, rows, columns, length, keys, positions, coordinates, TO_QUERY: tl.constexpr, PADDED: tl.constexpr
 ):
     """Adds the sums of w (k - q) over the keys, or twice those over the queries, from the differences themselves."""
     places = tl.arange(0, PADDED)[None, :]
-    for i in range(positions):
+    for i in range(coordinates):
         q = tl.load(Q + rows.to(tl.int64) * positions + i, mask=rows < length, other=0.0).to(tl.float32) * -0.5
         k = tl.load(K + columns.to(tl.int64) * positions + i, mask=columns < keys, other=0.0).to(tl.float32)
         step = w * (k[None, :] - q[:, None])
@@ -104,39 +113,47 @@ def direct_gradient(
 
 @triton.jit
 def add_gradients(
-    grad, pull, w, m, q_sq, other, Q, K, rows, columns, length, keys, positions, TO_QUERY: tl.constexpr,
-    MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, PADDED: tl.constexpr,
+    grad, pull, w, m, any_near, q_sq, other, Q, K, rows, columns, length, keys, positions, coordinates,
+    TO_QUERY: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
     """What a tile adds to the sums of w and of w times `other`, the points at the other end as they are in memory.
 
-    w are the gradients of the measures. See ``gradient_of`` for what becomes of the sums.
+    w are the gradients of the measures. any_near is what ``measure`` has found. See ``gradient_of`` for what becomes of
+    the sums.
     """
     if MEASURE == "direct":
-        grad = direct_gradient(grad, w, Q, K, rows, columns, length, keys, positions, TO_QUERY, PADDED)
+        grad = direct_gradient(grad, w, Q, K, rows, columns, length, keys, positions, coordinates, TO_QUERY, PADDED)
     else:
         w = round_gradients(w, ROUND)
         if MEASURE == "exact":
             # The two terms of a near pair would cancel. What is added is the same, once both are put together.
-            limit = q_sq * NEAR
-            if tl.min(tl.min(m, 1) - limit, 0) < 0:
-                near = tl.where(m < limit[:, None], w, 0.0)
-                grad = direct_gradient(grad, near, Q, K, rows, columns, length, keys, positions, TO_QUERY, PADDED)
+            if any_near:
+                near = tl.where(m < (q_sq * NEAR)[:, None], w, 0.0)
+                grad = direct_gradient(
+                    grad, near, Q, K, rows, columns, length, keys, positions, coordinates, TO_QUERY, PADDED
+                )
                 w -= near
         if not TO_QUERY:
             w = tl.trans(w)
-        if MEASURE != "product":
+        if MEASURE != "product" and not ONES:  # with a 1 after their last coordinate, it comes with the product
             pull += tl.sum(w, 1)
         grad += gradient_product(w, other, ROUND, WIDEN)
     return grad, pull
 
 
 @triton.jit
-def gradient_of(own, pull, grad, TO_QUERY: tl.constexpr, MEASURE: tl.constexpr):
-    """The gradient of points from the sums over their pairs.
+def gradient_of(
+    own, pull, grad, coordinates,
+    TO_QUERY: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """The gradient of points from the sums over their pairs. With ONES, the pull is where other points have their 1.
 
     Of products it is the sum of w times the other point. A squared distance gives 2 w (own - other), and queries in
     memory are -2 q: so a query gets 2 (q pull - grad) and a key 2 k pull + grad.
     """
+    if ONES:
+        pull = tl.sum(tl.where((tl.arange(0, PADDED) == coordinates)[None, :], grad, 0.0), 1)
     if MEASURE == "product":
         return grad
     elif TO_QUERY:
@@ -147,28 +164,29 @@ def gradient_of(own, pull, grad, TO_QUERY: tl.constexpr, MEASURE: tl.constexpr):
 
 @triton.jit
 def measure(
-    q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions,
+    q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
     MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Products or squared distances of a tile; for distances the queries in memory are -2 q.
+    """Products or squared distances of a tile, and whether a pair of it is near; queries of distances are -2 q.
 
     MEASURE: "product"; or squared distances, "direct" from differences, "exact" from products and those of near pairs
     from differences, "bounded" from products, what may be rounding taken off. ROUND: see ``round_gradients``.
     """
     if MEASURE == "direct":
-        m = direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM, BN)
+        return direct_distance_sq(Q, K, rows, columns, length, keys, positions, coordinates, BM, BN), False
     elif MEASURE == "bounded":
         squares = (q_sq - q_sq * NOISE)[:, None] + k_sq[None, :]
-        m = tl.maximum(product(q, tl.trans(k), ROUND, WIDEN, squares), 0.0)
+        return tl.maximum(product(q, tl.trans(k), ROUND, WIDEN, squares), 0.0), False
     elif MEASURE == "exact":
         m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), ROUND, WIDEN)
-        limit = q_sq * NEAR
-        if tl.min(tl.min(m, 1) - limit, 0) < 0:
-            direct = direct_distance_sq(Q, K, rows, columns, length, keys, positions, BM, BN)
-            m = tl.where(m < limit[:, None], direct, m)
+        limit = (q_sq * NEAR)[:, None]
+        any_near = tl.min(m - limit) < 0
+        if any_near:
+            direct = direct_distance_sq(Q, K, rows, columns, length, keys, positions, coordinates, BM, BN)
+            m = tl.where(m < limit, direct, m)
+        return m, any_near
     else:
-        m = product(q, tl.trans(k), ROUND, WIDEN)
-    return m
+        return product(q, tl.trans(k), ROUND, WIDEN), False
 
 
 @triton.jit
