@@ -57,3 +57,15 @@ def test_what_cannot_run_is_a_finding_and_nan_does_not_hold():
     assert not Verdict(found.case, "output", float("nan"), 1.0).holds
     table = self_test.parity_table([found])
     assert table.row_count == 1
+
+
+def test_times_stand_beside_those_of_sdpa(monkeypatch):
+    """On the CPU and with another backend: all but the clock of a GPU."""
+    monkeypatch.setattr(self_test, "REPETITIONS", 2)
+    table = self_test.times_table("cpu", "chunked", (16,))
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[2] == ["SDPA", "dot", "penumbral", "umbral"] * 3
+    forward, ratio = columns[3], columns[4]
+    assert ratio[0] == ""
+    assert float(ratio[1]) == pytest.approx(float(forward[1]) / float(forward[0]), rel=0.1)
+    assert all(float(both) > 0 for both in columns[5])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -174,19 +175,19 @@ def parity_table(found: list[Verdict]) -> Table:
     return table
 
 
-def times_table(device: str) -> Table:
+def times_table(device: str, backend: str = "triton", lengths: tuple[int, ...] = (1024, 4096)) -> Table:
     """Milliseconds on the device, beside PyTorch's attention with its own choice of kernel."""
     table = Table("dtype", "L", "score", "forward", "of SDPA", "forward + backward", "of SDPA")
     table.title = "time of B = 4, H = 8, E = Ev = 64"
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        for length in (1024, 4096):
+        for length in lengths:
             tensors = [torch.randn(4, 8, length, 64, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
             base = _times(scaled_dot_product_attention, tensors)
             table.add_row(
                 str(dtype).removeprefix("torch."), str(length), "SDPA", f"{base[0]:.3f}", "", f"{base[1]:.3f}", ""
             )
             for score in ("dot", "penumbral", "umbral"):
-                own = _times(functools.partial(attention, score=score, backend="triton"), tensors)
+                own = _times(functools.partial(attention, score=score, backend=backend), tensors)
                 cells = [f"{own[0]:.3f}", f"{own[0] / base[0]:.2f}", f"{own[1]:.3f}", f"{own[1] / base[1]:.2f}"]
                 table.add_row("", "", score, *cells)
     return table
@@ -204,16 +205,21 @@ def _times(call: Callable[..., Tensor], tensors: list[Tensor]) -> tuple[float, f
     for work in (forward, lambda: torch.autograd.grad(call(*tensors), tensors, gradient)):
         for _ in range(3):  # compiles, and tries the declared blocks
             work()
-        seconds = []
-        for _ in range(REPETITIONS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-            torch.cuda.synchronize()
-            seconds.append(start.elapsed_time(end) / 1e3)
-        medians.append(summary(seconds).median)
+        medians.append(summary([_seconds(work, tensors[0].device) for _ in range(REPETITIONS)]).median)
     return medians[0], medians[1]
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def run(quiet: bool = False) -> int:
