@@ -316,6 +316,7 @@ def test_transforms_of_torch_func_where_declared_and_a_clear_error_elsewhere(tra
 
 def test_available_backends_are_the_declared_ones_and_one_always_works():
     kernels = ["cpp"] if backends.build.why_unavailable() is None else []
+    kernels += ["triton"] if backends.triton.available() else []
     assert coneheads.available_backends() == [*kernels, "chunked", "reference"]
     for shape in SHAPES:
         for dtype in DTYPES:

@@ -5,9 +5,9 @@ import torch
 
 import coneheads
 from coneheads.backends.dropout import keep_scale, row_numbers
-from tests.cases import SCORE_NAMES
+from tests.cases import BACKEND_NAMES, SCORE_NAMES
 
-every_backend = pytest.mark.parametrize("backend", coneheads.available_backends())
+every_backend = pytest.mark.parametrize("backend", BACKEND_NAMES)
 
 
 def kept(dropout_p, seed=1, batch=4, heads=4, length=64, keys=256):
@@ -40,7 +40,7 @@ def test_kept_weights_are_scaled_to_keep_the_mean():
 def test_backends_drop_the_same_weights_for_the_same_seed(name):
     query, key, value = (torch.randn(2, h, n, 8, dtype=torch.float64) for h, n in ((4, 9), (2, 13), (2, 13)))
     outs = []
-    for backend in coneheads.available_backends():
+    for backend in BACKEND_NAMES:
         torch.manual_seed(3)
         outs.append(coneheads.attention(query, key, value, None, 0.4, score=name, enable_gqa=True, backend=backend))
     for out in outs[1:]:

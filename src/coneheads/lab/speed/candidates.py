@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coneheads.backends import BACKENDS
-from coneheads.functional import attention, available_backends
+from coneheads.backends import BACKENDS, Backend
+from coneheads.functional import attention
 from coneheads.lab import machine
 from coneheads.lab.config import check_choice
 from coneheads.lab.speed import formulations
@@ -70,20 +70,23 @@ OTHER_NAMES = tuple(candidate.name for candidate in OTHERS)
 
 def candidates() -> dict[str, Candidate]:
     """All by name: the others, then the backends that can run here."""
-    names = available_backends()
-    ours = [_of_backend(backend.name) for backend in BACKENDS if backend.name in names]
-    return {candidate.name: candidate for candidate in (*OTHERS, *ours)}
+    return {candidate.name: candidate for candidate in (*OTHERS, *map(_of_backend, _backends()))}
 
 
-def _of_backend(name: str) -> Candidate:
-    (backend,) = [backend for backend in BACKENDS if backend.name == name]
+def _backends() -> list[Backend]:
+    """Those of this machine's CPU, on which everything is timed."""
+    return [
+        backend for backend in BACKENDS if backend.available() and (not backend.devices or "cpu" in backend.devices)
+    ]
 
+
+def _of_backend(backend: Backend) -> Candidate:
     def call(query: Tensor, key: Tensor, value: Tensor, score: str, is_causal: bool) -> Tensor:
-        return attention(query, key, value, is_causal=is_causal, score=score, backend=name)
+        return attention(query, key, value, is_causal=is_causal, score=score, backend=backend.name)
 
     dtypes = tuple(str(dtype).removeprefix("torch.") for dtype in backend.dtypes)
     linear = backend.memory.startswith("linear")
-    return Candidate(name, call, exact=True, dtypes=dtypes, matrices=0 if linear else 200)
+    return Candidate(backend.name, call, exact=True, dtypes=dtypes, matrices=0 if linear else 200)
 
 
 def chosen(names: tuple[str, ...]) -> dict[str, Candidate]:
@@ -97,7 +100,7 @@ def chosen(names: tuple[str, ...]) -> dict[str, Candidate]:
 
 def fastest_backend() -> str:
     """The backend that ``backend="auto"`` takes for an ordinary call on a CPU."""
-    return next(b.name for b in BACKENDS if b.name in available_backends() and (not b.devices or "cpu" in b.devices))
+    return _backends()[0].name
 
 
 def inputs(run: Run, draw: int = 0) -> list[Tensor]:
