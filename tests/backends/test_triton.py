@@ -16,33 +16,29 @@ from coneheads import backends
 from coneheads.backends import triton
 from tests.cases import SCORE_NAMES
 
-CASES = Path(__file__).with_name("triton_cases.py")
+CASES = Path(__file__).with_name("interpreted")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 without_interpreter = pytest.mark.skipif(triton.interpreted(), reason="TRITON_INTERPRET=1: the CPU is served too")
 # What runs in a process of its own, with the least number of tests that it must have.
-PARTS = {
-    "accuracy": ("twice or cost_no_accuracy or no_gradient", 70),
-    "masks and extremes": ("not no_gradient and (masked or extreme)", 100),
-    "all else": ("not (twice or cost_no_accuracy or no_gradient or masked or extreme)", 70),
-}
+PARTS = {"accuracy": 70, "contracts": 170, "features": 75}
 
 
 @needs_triton
-@pytest.mark.parametrize(("chosen", "least"), PARTS.values(), ids=PARTS)
-def test_kernels_in_the_interpreter(chosen, least):
-    run_cases("not slow", chosen, least)
+@pytest.mark.parametrize(("part", "least"), PARTS.items(), ids=PARTS)
+def test_kernels_in_the_interpreter(part, least):
+    run_cases("not slow", [part], least)
 
 
 @needs_triton
 @pytest.mark.slow
 def test_kernels_in_the_interpreter_at_length():
-    run_cases("slow", "", 20)
+    run_cases("slow", PARTS, 40)
 
 
-def run_cases(marked, chosen, least):
-    """Tests of triton_cases.py in a process of its own; so many must pass, and none fail."""
+def run_cases(marked, parts, least):
+    """Tests of the interpreter in a process of its own; so many must pass, and none fail."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    command += ["-m", marked, "-k", chosen, str(CASES)]
+    command += ["-m", marked, *(str(CASES / f"{part}.py") for part in parts)]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     run = subprocess.run(
