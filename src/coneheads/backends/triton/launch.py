@@ -86,9 +86,10 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     },
 }
 # These hold less at once.
-BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(16, 16, 4, 3)}
+BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(16, 16, 4, 2)}
 BLOCKS["backward_mask"] = {
-    **BLOCKS["backward_rows"],
+    **BLOCKS["backward_queries"],
+    (True, 64): Blocks(16, 16, 4, 3),
     (False, 64): Blocks(32, 16, 4, 2),
     (False, 128): Blocks(16, 16, 4, 2),
 }
