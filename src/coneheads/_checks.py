@@ -231,7 +231,8 @@ def edges(edge_index: object, sources: object, targets: object) -> None:
             f"A sparse adjacency becomes one by .to_sparse_coo().indices(); if its rows are targets, also by .flip(0)"
         )
     if edge_index.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"edge_index must be int64 or int32; got {describe(edge_index)}")
+        hint = "" if edge_index.numel() else "; without edges it is torch.empty(2, 0, dtype=torch.int64)"
+        raise TypeError(f"edge_index must be int64 or int32; got {describe(edge_index)}{hint}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         hint = " Transpose it: .T" if edge_index.dim() == 2 and edge_index.shape[1] == 2 else ""
         raise ValueError(
