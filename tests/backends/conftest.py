@@ -1,9 +1,10 @@
-"""Sources, a cache and compilers for the tests of building."""
+"""Sources, a cache and compilers for the tests of building; poisoned memory for those of kernels."""
 
 import shlex
 import tempfile
 
 import pytest
+import torch
 
 from coneheads.backends import build
 from tests.backends.toy_kernels import REAL_COMPILER, SOURCE, SWITCHES
@@ -46,3 +47,13 @@ def fake_compiler(tmp_path, monkeypatch):
 
     make.runs = lambda: len(calls.read_text().splitlines()) if calls.exists() else 0
     return make
+
+
+@pytest.fixture
+def poisoned():
+    """Memory that torch does not initialise is filled with NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(before)

@@ -38,16 +38,6 @@ EDGES = [
 ]
 
 
-@pytest.fixture
-def poisoned():
-    """Memory that torch does not initialise is filled with NaN."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
 def gradients(backend, tensors, dtype, weight, **arguments):
     """Output and gradients, in float64, computed in ``dtype``."""
     leaves = [t.detach().to(dtype).requires_grad_() for t in tensors]
