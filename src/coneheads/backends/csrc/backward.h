@@ -141,8 +141,11 @@ struct Backward {
       if (p.score.product) continue;
       for (int64_t j = 0; j < n; ++j) {
         T* g = grad_k + (head * p.keys + from + j) * p.features;
-        const T* column = keys.column(j);
-        for (int64_t i = 0; i < p.coordinates; ++i) g[i] -= column[i * kPanel<T>] * w.key_slope_sum[j];
+        const T *row = w.key_rows + j * kPanel<T>, total = w.key_slope_sum[j];
+        for_vectors<T>(p.coordinates, [&](int64_t i, auto vector) CONE_BODY {
+          const Vec<T> position = load<T>(row + i / kPanel<T> * (size * kPanel<T>) + i % kPanel<T>);
+          vector.store(g + i, vector.load(g + i) - position * total);
+        });
         if (p.lifter.has_level()) g[p.coordinates] += w.key_level_grad[j];
       }
     }
@@ -243,7 +246,7 @@ struct Backward {
       shift += sum<T>(sums);
     } else {
       const T* o = out.row<T>(b, h, number, w.spare);
-      for (int64_t j = 0; j < p.values; ++j) shift += grad_row[j] * o[j];
+      shift += dot_product<T>(grad_row, o, p.values);
     }
     SlopeRow<T> row{m, measures, weights, slopes, shift, query, keys, w.key_level_grad, w.key_slope_sum,
                     grad_mask ? w.score_grad : nullptr, w.query_near,
@@ -253,7 +256,10 @@ struct Backward {
     if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, weights);
     if (!p.score.product) {
       T* g = grad_q + place * p.features;
-      for (int64_t i = 0; i < p.coordinates; ++i) g[i] += w.query_near[i] - query.position[i] * row.query_slope_sum;
+      for_vectors<T>(p.coordinates, [&](int64_t i, auto vector) CONE_BODY {
+        const Vec<T> own = vector.load(query.position + i) * row.query_slope_sum;
+        vector.store(g + i, vector.load(g + i) + (vector.load(w.query_near + i) - own));
+      });
       if (p.lifter.has_level()) g[p.coordinates] += row.query_level_grad;
     }
     if (parameters_wanted)

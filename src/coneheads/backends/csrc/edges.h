@@ -49,7 +49,7 @@ struct Edges {
     int64_t most = 0;
     for (int64_t i = first; i < last; ++i) most = std::max(most, rows.degree(i));
     Work w;
-    w.row = round_up<int64_t>(most, kLanes<float>);  // of which there are more than of double
+    w.row = round_up<int64_t>(most, kPanel<float>);  // of which there are more than of double
     const int64_t all = w.row * p.heads;
     w.memory = Buffer<T>((backward ? 8 : 5) * all + w.row);
     w.columns.resize(size_t(w.row));
@@ -95,7 +95,7 @@ struct Edges {
       }
     }
     // What pads a row has weight 0, and must not make NaN of it.
-    const int64_t padded = round_up<int64_t>(n, kLanes<T>);
+    const int64_t padded = round_up<int64_t>(n, kPanel<T>);
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t e = n; e < padded; ++e)
         for (T* numbers : {w.measures, w.levels, w.auxs}) numbers[h * w.row + e] = numbers[h * w.row + n - 1];
@@ -104,7 +104,7 @@ struct Edges {
   void weigh(int64_t i, const Nodes<T>& queries, const Nodes<T>& keys, const std::vector<MadeScore>& made, Work& w,
              T* bad) const {
     gather(i, queries, keys, w, bad);
-    const int64_t n = rows.degree(i), padded = round_up<int64_t>(n, kLanes<T>);
+    const int64_t n = rows.degree(i), padded = round_up<int64_t>(n, kPanel<T>);
     for (int64_t h = 0; h < p.heads; ++h) {
       T* weights = w.weights + h * w.row;
       // What pads the row repeats its last edge, so that the largest score is that of an edge.
@@ -245,7 +245,7 @@ struct EdgeBackward {
       for (int64_t i = from; i < to; ++i) {
         T* g = grad_q + i * heads * p.features;
         std::fill_n(g, heads * p.features, T(0));
-        const int64_t first = edges.rows.start[i], n = edges.rows.degree(i), padded = round_up<int64_t>(n, kLanes<T>);
+        const int64_t first = edges.rows.start[i], n = edges.rows.degree(i), padded = round_up<int64_t>(n, kPanel<T>);
         if (n == 0) continue;
         edges.weigh(i, queries, keys, made, w, bad.data());
         // slopes: first the gradients of the weights

@@ -39,7 +39,8 @@ struct Forward {
   void accumulate(Strip& strip, const MadeScore& made, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
                   T* products, int64_t row, bool measured, Panels<T> values, T* spare) const {
     weigh(strip, made, keys, bad, from, n, products, row, measured, spare);
-    multiply<T, Read::rows>(strip.padded, wide(), n, {products, row}, values, strip.output, wide(), true);
+    const int64_t used = std::min(n, p.last_key(strip.first + strip.count - 1) - from);  // what pads them has weight 0
+    multiply<T, Read::rows>(strip.padded, wide(), used, {products, row}, values, strip.output, wide(), true);
   }
 
   /// The part of it before the values: products or measures become weights, relative to the largest score so far.
@@ -193,7 +194,9 @@ struct Forward {
     const bool plain = same && !p.lifter.is_direction() && p.values % kLanes<T> == 0;
     for_each_task(p.batch * p.heads, p.is_small(), [&](int64_t task) {
       const int64_t b = task / p.heads, h = task % p.heads;
-      if (!plain || !plain_few_rows(b, h)) few_rows(b, h);
+      if constexpr (sizeof(T) == 4)
+        if (plain && plain_few_rows(b, h)) return;
+      few_rows(b, h);
     });
   }
 
@@ -259,26 +262,13 @@ struct Forward {
 
   /// The measure of a query at `a` and a key of features f at scale * f.
   CONE_INLINE T scaled_measure(const T* a, const T* f, T scale, int64_t n) const {
+    if (p.score.product) return dot_product<T>(a, f, n);
     Vec<T> total = {};
-    T rest = 0;
-    int64_t i = 0;
-    if (p.score.product) {
-      for (; i + kLanes<T> <= n; i += kLanes<T>) total += load<T>(a + i) * load<T>(f + i);
-      for (; i < n; ++i) rest += a[i] * f[i];
-    } else {
-      for (; i + kLanes<T> <= n; i += kLanes<T>) {
-        Vec<T> difference = load<T>(f + i) * scale - load<T>(a + i);
-        total += difference * difference;
-      }
-      if (i < n && p.features >= i + kLanes<T>) {  // what is read beyond n is still of this row
-        Vec<T> difference = load<T>(f + i) * scale - load<T>(a + i);
-        difference = keep_where<T>(lane_numbers<T>() < int(n - i), difference);
-        total += difference * difference;
-      } else {
-        for (; i < n; ++i) rest += (f[i] * scale - a[i]) * (f[i] * scale - a[i]);
-      }
-    }
-    return sum<T>(total) + rest;
+    for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+      const Vec<T> difference = vector.load(f + i) * scale - vector.load(a + i);
+      total += difference * difference;
+    });
+    return sum<T>(total);
   }
   /// output += sum of weights[j] values[j]
   void add_rows(const T* weights, const T* values, int64_t count, T* output, int64_t columns) const {
@@ -346,20 +336,13 @@ struct Forward {
   }
 
   T measure(const T* a, const T* b, int64_t n) const {
+    if (p.score.product) return dot_product<T>(a, b, n);
     Vec<T> total = {};
-    T rest = 0;
-    int64_t i = 0;
-    if (p.score.product) {
-      for (; i + kLanes<T> <= n; i += kLanes<T>) total += load<T>(a + i) * load<T>(b + i);
-      for (; i < n; ++i) rest += a[i] * b[i];
-    } else {
-      for (; i + kLanes<T> <= n; i += kLanes<T>) {
-        Vec<T> difference = load<T>(a + i) - load<T>(b + i);
-        total += difference * difference;
-      }
-      for (; i < n; ++i) rest += (a[i] - b[i]) * (a[i] - b[i]);
-    }
-    return sum<T>(total) + rest;
+    for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+      const Vec<T> difference = vector.load(a + i) - vector.load(b + i);
+      total += difference * difference;
+    });
+    return sum<T>(total);
   }
 };
 

@@ -152,19 +152,29 @@ template <class T>
 void lift_backward(const Lifter<T>& lifter, int64_t n, const T* f, T scale, T* g) {
   const int64_t d = lifter.coordinates(n);
   const T limit = lifter.feature_limit(), most = T(kPositionLimit);
-  T along = 0;  // for a direction g.x, otherwise g.f, the gradient of the scale
+  Vec<T> products = {};  // for a direction g x, otherwise g f, which make the gradient of the scale
+  T along;
   if (lifter.is_direction()) {
     // What is along the direction does not change it: (g - x (g.x)) / norm, unless the norm is at its floor.
-    for (int64_t i = 0; i < d; ++i) along += g[i] * (std::clamp(f[i], -limit, limit) / scale);
+    for_vectors<T>(d, [&](int64_t i, auto vector) CONE_BODY {
+      const Vec<T> x = vmin<T>(vmax<T>(vector.load(f + i), splat<T>(-limit)), splat<T>(limit)) / scale;
+      products += vector.load(g + i) * x;
+    });
+    along = sum<T>(products);
     const T share = std::abs(scale) > T(kDirectionFloor) ? along : T(0);
-    for (int64_t i = 0; i < d; ++i) g[i] = std::abs(f[i]) <= limit ? (g[i] - share * (f[i] / scale)) / scale : T(0);
+    for_vectors<T>(d, [&](int64_t i, auto vector) CONE_BODY {
+      const Vec<T> x = vector.load(f + i);
+      vector.store(g + i, keep_where<T>(vabs<T>(x) <= limit, (vector.load(g + i) - share * (x / scale)) / scale));
+    });
   } else {
-    for (int64_t i = 0; i < d; ++i) {
-      const bool free = std::abs(f[i]) <= limit && std::abs(f[i] * scale) <= most;
-      g[i] = free ? g[i] : T(0);
-      along += g[i] * f[i];
-      g[i] *= scale;
-    }
+    for_vectors<T>(d, [&](int64_t i, auto vector) CONE_BODY {
+      const Vec<T> x = vector.load(f + i);
+      const Int<T> free = (vabs<T>(x) <= limit) & (vabs<T>(x * scale) <= most);
+      const Vec<T> kept = keep_where<T>(free, vector.load(g + i));
+      products += kept * x;
+      vector.store(g + i, kept * scale);
+    });
+    along = sum<T>(products);
   }
   if (!lifter.has_level()) return;
   double for_scale, for_level;

@@ -17,7 +17,7 @@ namespace coneheads {
 /// otherwise miss the processor's table of pages each time.
 inline constexpr size_t kHuge = size_t(4) << 20;
 
-inline std::align_val_t alignment_of(size_t bytes) { return std::align_val_t{bytes < kHuge ? 64 : 2 << 20}; }
+inline std::align_val_t alignment_of(size_t bytes) { return std::align_val_t(bytes < kHuge ? 64 : 2 << 20); }
 inline void* allocate(size_t bytes) {
   void* data = ::operator new(bytes, alignment_of(bytes));
 #if defined(__linux__)

@@ -9,40 +9,34 @@ namespace coneheads {
 /// Whether a row holds NaN or inf.
 template <class T>
 bool is_bad(const T* row, int64_t n) {
-  T test = 0;
-  int64_t i = 0;
   Vec<T> tests = {};
-  for (; i + kLanes<T> <= n; i += kLanes<T>) tests += load<T>(row + i) * T(0);
-  for (; i < n; ++i) test += row[i] * T(0);
-  return !(test + sum<T>(tests) == T(0));
+  for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY { tests += vector.load(row + i) * T(0); });
+  return !(sum<T>(tests) == T(0));
 }
 
 /// The position of a row of features: saturated, scaled, saturated again.
 template <class T>
 CONE_INLINE void positions(const Lifter<T>& lifter, const T* f, int64_t n, T scale, T* to) {
   const T limit = lifter.feature_limit(), most = T(kPositionLimit);
-  auto clamp = [](Vec<T> x, T bound) { return vmin<T>(vmax<T>(x, splat<T>(-bound)), splat<T>(bound)); };
-  int64_t i = 0;
-  if (lifter.is_direction()) {
-    for (; i + kLanes<T> <= n; i += kLanes<T>) store<T>(to + i, clamp(load<T>(f + i), limit) / scale);
-    for (; i < n; ++i) to[i] = std::clamp(f[i], -limit, limit) / scale;
-  } else {
-    for (; i + kLanes<T> <= n; i += kLanes<T>)
-      store<T>(to + i, clamp(clamp(load<T>(f + i), limit) * scale, most));
-    for (; i < n; ++i) to[i] = std::clamp(std::clamp(f[i], -limit, limit) * scale, -most, most);
-  }
+  auto clamp = [](Vec<T> x, T bound) CONE_BODY { return vmin<T>(vmax<T>(x, splat<T>(-bound)), splat<T>(bound)); };
+  if (lifter.is_direction())
+    for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+      vector.store(to + i, clamp(vector.load(f + i), limit) / scale);
+    });
+  else
+    for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+      vector.store(to + i, clamp(clamp(vector.load(f + i), limit) * scale, most));
+    });
 }
 template <class T>
-CONE_INLINE T square_norm(const T* x, int64_t n) {
+CONE_INLINE T dot_product(const T* x, const T* y, int64_t n) {
   Vec<T> total = {};
-  T rest = 0;
-  int64_t i = 0;
-  for (; i + kLanes<T> <= n; i += kLanes<T>) {
-    Vec<T> v = load<T>(x + i);
-    total += v * v;
-  }
-  for (; i < n; ++i) rest += x[i] * x[i];
-  return sum<T>(total) + rest;
+  for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY { total += vector.load(x + i) * vector.load(y + i); });
+  return sum<T>(total);
+}
+template <class T>
+T square_norm(const T* x, int64_t n) {
+  return dot_product<T>(x, x, n);
 }
 
 /// scale, level and aux of tokens [from, to) of a head. A bad row counts as zeros, and is marked.
@@ -87,9 +81,9 @@ void point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int6
     positions<T>(p.lifter, features.row<T>(b, h, i, spare), p.coordinates, scale, to);
   }
   if (!centre) return;
-  int64_t j = 0;
-  for (; j + kLanes<T> <= p.coordinates; j += kLanes<T>) store<T>(to + j, load<T>(to + j) - load<T>(centre + j));
-  for (; j < p.coordinates; ++j) to[j] -= centre[j];
+  for_vectors<T>(p.coordinates, [&](int64_t i, auto vector) CONE_BODY {
+    vector.store(to + i, vector.load(to + i) - vector.load(centre + i));
+  });
 }
 
 /// The keys of all key heads as points: tokens, and the centre of each head.

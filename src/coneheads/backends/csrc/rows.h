@@ -1,6 +1,8 @@
 // What is done to one row of pairs, a query with many keys: measure, score, derivatives. One function a score.
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <new>
 #include <type_traits>
 
@@ -51,7 +53,7 @@ __attribute__((noinline)) Vec<T> direct_distance_sq(const T* q, const T* k, int6
 /// Products of a row, in `measures`, become measures, where `keep`; `scores` receives the scores. Returns the largest.
 template <class T>
 struct ScoreRow {
-  int64_t n;  // a multiple of kLanes
+  int64_t n;  // a multiple of kPanel
   T* measures;
   T* scores;
   Query<T> query;
@@ -60,44 +62,94 @@ struct ScoreRow {
   bool keep;
 };
 
+/// Vectors of keys that are scored together. Not of double, which is for checks: the compiler would take longer.
+template <class T>
+inline constexpr int kTogether = sizeof(T) == 4 ? kPanelVectors : 1;
+
+/// score_row at work. A copy of its row: as far as the compiler knows, a store may change what was given.
 template <class T, class Score>
-T score_row(const void* made, const ScoreRow<T>& row) {
-  const Score score = *static_cast<const Score*>(made);
+struct RowScorer {
+  const Score score;
+  const ScoreRow<T> row;
   const Token<T> q{splat<T>(row.query.level), splat<T>(row.query.aux)};
-  // Copies: as far as the compiler knows, a store may change what `row` holds.
-  T *const measures = row.measures, *const scores = row.scores;
-  const T *const sq = row.keys.sq, *const level = row.keys.level, *const aux = row.keys.aux;
-  const T q_sq = row.query.sq;
-  const bool measured = row.measured, keep = row.keep, few = row.keys.coordinates <= kFewCoordinates;
-  const int64_t n = row.n;
   Vec<T> best = splat<T>(-std::numeric_limits<T>::infinity());
-  for (int64_t j = 0; j < n; j += kLanes<T>) {
-    Vec<T> m = load<T>(measures + j);
-    if constexpr (!Score::kProduct) {
-      if (!measured) {
-        Vec<T> total = load<T>(sq + j) + q_sq;
-        m = total - m * T(2);
-        if (few || any<T>(m < total * kNear<T>))
-          m = direct_distance_sq<T>(row.query.position, row.keys.column(j), row.keys.coordinates);
-      }
-      if (keep) store<T>(measures + j, m);
+
+  CONE_INLINE Token<T> key(int64_t j) const { return {load<T>(row.keys.level + j), load<T>(row.keys.aux + j)}; }
+  CONE_INLINE void put(int64_t j, Vec<T> s) {
+    store<T>(row.scores + j, s);
+    best = vmax<T>(best, s);
+  }
+  /// The measures of the vectors of keys from `first` on. One test for all of them whether a pair is near.
+  template <int kVectors>
+  CONE_INLINE void measure(int64_t first, Vec<T>* m) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) m[i] = load<T>(row.measures + first + i * kLanes<T>);
+    if (Score::kProduct || row.measured) return;
+    Int<T> near = {};
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const Vec<T> total = load<T>(row.keys.sq + first + i * kLanes<T>) + row.query.sq;
+      m[i] = total - m[i] * T(2);
+      near |= m[i] < total * kNear<T>;
     }
-    const Token<T> k{load<T>(level + j), load<T>(aux + j)};
-    if constexpr (Score::kInParts) {
-      store<T>(scores + j, score.argument(m, q, k));
+    if (row.keys.coordinates <= kFewCoordinates || any<T>(near))
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i)
+        m[i] = direct_distance_sq<T>(row.query.position, row.keys.column(first + i * kLanes<T>), row.keys.coordinates);
+    if (row.keep)
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) store<T>(row.measures + first + i * kLanes<T>, m[i]);
+  }
+  template <int kVectors>
+  CONE_INLINE void at_once(int64_t first) {
+    Vec<T> m[kVectors];
+    measure<kVectors>(first, m);
+    if constexpr (Score::kHasFar && kVectors > 1) {
+      Vec<T> nearest = m[0];
+#pragma GCC unroll 4
+      for (int i = 1; i < kVectors; ++i) nearest = vmin<T>(nearest, m[i]);
+      if (score.all_far(nearest, q)) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kVectors; ++i)
+          put(first + i * kLanes<T>, score.value_far(m[i], q, key(first + i * kLanes<T>)));
+        return;
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) put(first + i * kLanes<T>, score.value(m[i], q, key(first + i * kLanes<T>)));
+  }
+  /// The parts of the score, each a pass over some vectors; `x` is what the part before left.
+  template <int kPart>
+  CONE_INLINE void parts(int64_t first, int vectors, const Vec<T>* m, Vec<T>* x) {
+    constexpr bool kLast = kPart + 1 == Score::kParts;
+    for (int i = 0; i < vectors; ++i) {
+      const int64_t j = first + i * kLanes<T>;
+      const Vec<T> y = score.template part<kPart>(x[i], m[i], q, key(j));
+      if constexpr (kLast) put(j, y);
+      else x[i] = y;
+    }
+    if constexpr (!kLast) parts<kPart + 1>(first, vectors, m, x);
+  }
+  CONE_INLINE void all() {
+    int64_t j = 0;
+    if constexpr (Score::kParts == 1) {
+      for (; j < row.n; j += kTogether<T> * kLanes<T>) at_once<kTogether<T>>(j);
     } else {
-      Vec<T> s = score.value(m, q, k);
-      store<T>(scores + j, s);
-      best = vmax<T>(best, s);
+      constexpr int kVectors = 16;
+      Vec<T> m[kVectors], x[kVectors];
+      for (; j < row.n; j += kVectors * kLanes<T>) {
+        const int vectors = int(std::min<int64_t>(kVectors, (row.n - j) / kLanes<T>));
+        for (int i = 0; i < vectors; i += kTogether<T>) measure<kTogether<T>>(j + i * kLanes<T>, m + i);
+        parts<0>(j, vectors, m, x);
+      }
     }
   }
-  if constexpr (Score::kInParts)
-    for (int64_t j = 0; j < n; j += kLanes<T>) {
-      Vec<T> s = score.read(load<T>(scores + j));
-      store<T>(scores + j, s);
-      best = vmax<T>(best, s);
-    }
-  return largest<T>(best);
+};
+template <class T, class Score>
+T score_row(const void* made, const ScoreRow<T>& row) {
+  RowScorer<T, Score> scorer{*static_cast<const Score*>(made), row};
+  scorer.all();
+  return largest<T>(scorer.best);
 }
 
 /// From the weights of a row and their gradients: the gradients of measures, levels and parameters.
@@ -144,41 +196,87 @@ __attribute__((noinline)) Vec<T> near_pairs(SlopeRow<T>& row, int64_t j, Int<T> 
   return slopes;
 }
 
+/// slope_row at work. kAll: with the gradients of the parameters.
+template <class T, class Score, bool kAll>
+struct RowSloper {
+  const Score score;
+  SlopeRow<T>& given;
+  const SlopeRow<T> row = given;  // a copy: as far as the compiler knows, a store may change what was given
+  const Token<T> q{splat<T>(row.query.level), splat<T>(row.query.aux)};
+  Vec<T> level_sum = {}, slope_sum = {}, parameter_sum[kMaxParameters] = {};
+
+  /// The vectors of keys from `first` on, which share their tests.
+  template <int kVectors>
+  CONE_INLINE void step(int64_t first) {
+    Vec<T> m[kVectors], w[kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) m[i] = load<T>(row.measures + first + i * kLanes<T>);
+    if constexpr (Score::kHasFar && kVectors > 1) {
+      Vec<T> nearest = m[0];
+#pragma GCC unroll 4
+      for (int i = 1; i < kVectors; ++i) nearest = vmin<T>(nearest, m[i]);
+      if (score.all_far(nearest, q)) each<kVectors, true>(first, m, w);
+      else each<kVectors, false>(first, m, w);
+    } else {
+      each<kVectors, false>(first, m, w);
+    }
+    if constexpr (!Score::kProduct) {
+      Int<T> near[kVectors], some = {};
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) {
+        near[i] = m[i] < (load<T>(row.keys.sq + first + i * kLanes<T>) + row.query.sq) * kNear<T>;
+        some |= near[i];
+      }
+      if (any<T>(some))
+        for (int i = 0; i < kVectors; ++i) w[i] = near_pairs<T>(given, first + i * kLanes<T>, near[i], w[i]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors; ++i) {
+        slope_sum += w[i];
+        add(row.key_slope_sum + first + i * kLanes<T>, w[i]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) store<T>(row.slopes + first + i * kLanes<T>, w[i]);
+  }
+  template <int kVectors, bool kFar>
+  CONE_INLINE void each(int64_t first, const Vec<T>* m, Vec<T>* w) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t j = first + i * kLanes<T>;
+      const Vec<T> g = load<T>(row.weights + j) * (load<T>(row.slopes + j) - row.shift);
+      const Token<T> k{load<T>(row.keys.level + j), load<T>(row.keys.aux + j)};
+      Slopes<T> s{};
+      if constexpr (kFar) score.slopes_far(g, m[i], q, k, s, kAll);
+      else score.slopes(g, m[i], q, k, s, kAll);
+      w[i] = Score::kProduct ? s.measure : s.measure * T(-2);
+      if constexpr (!Score::kProduct) {
+        level_sum += s.q_level;
+        add(row.key_level_grad + j, s.k_level);
+      }
+      if constexpr (kAll)
+        for (int c = 0; c < kMaxParameters; ++c) parameter_sum[c] += s.parameter[c];
+    }
+  }
+  CONE_INLINE static void add(T* to, Vec<T> x) { store<T>(to, load<T>(to) + x); }
+
+  template <int kVectors>
+  CONE_INLINE void all() {
+    for (int64_t j = 0; j < row.n; j += kVectors * kLanes<T>) step<kVectors>(j);
+    given.query_level_grad = sum<T>(level_sum);
+    given.query_slope_sum = sum<T>(slope_sum);
+    for (int i = 0; i < kMaxParameters; ++i) given.parameter_grad[i] = double(sum<T>(parameter_sum[i]));
+  }
+};
 template <class T, class Score>
 void slope_row(const void* made, SlopeRow<T>& row, bool parameters_wanted) {
-  const Score score = *static_cast<const Score*>(made);
-  const Token<T> q{splat<T>(row.query.level), splat<T>(row.query.aux)};
-  const T *const measures = row.measures, *const weights = row.weights;
-  const T *const sq = row.keys.sq, *const level = row.keys.level, *const aux = row.keys.aux;
-  T *const slopes = row.slopes, *const score_grad = row.score_grad;
-  T *const level_grad = row.key_level_grad, *const slope_total = row.key_slope_sum;
-  const T q_sq = row.query.sq, shift = row.shift;
-  const int64_t n = row.n;
-  Vec<T> level_sum = {}, slope_sum = {}, parameter_sum[kMaxParameters] = {};
-  for (int64_t j = 0; j < n; j += kLanes<T>) {
-    Vec<T> m = load<T>(measures + j);
-    Vec<T> g = load<T>(weights + j) * (load<T>(slopes + j) - shift);
-    if (score_grad) store<T>(score_grad + j, g);
-    Slopes<T> s{};
-    score.slopes(g, m, q, {load<T>(level + j), load<T>(aux + j)}, s, parameters_wanted);
-    if constexpr (!Score::kProduct) {
-      Vec<T> w = s.measure * T(-2);
-      Int<T> near = m < (load<T>(sq + j) + q_sq) * kNear<T>;
-      if (any<T>(near)) w = near_pairs<T>(row, j, near, w);
-      store<T>(slopes + j, w);
-      slope_sum += w;
-      level_sum += s.q_level;
-      store<T>(slope_total + j, load<T>(slope_total + j) + w);
-      store<T>(level_grad + j, load<T>(level_grad + j) + s.k_level);
-    } else {
-      store<T>(slopes + j, s.measure);
-    }
-    if (parameters_wanted)
-      for (int i = 0; i < kMaxParameters; ++i) parameter_sum[i] += s.parameter[i];
-  }
-  row.query_level_grad = sum<T>(level_sum);
-  row.query_slope_sum = sum<T>(slope_sum);
-  for (int i = 0; i < kMaxParameters; ++i) row.parameter_grad[i] = double(sum<T>(parameter_sum[i]));
+  const Score& score = *static_cast<const Score*>(made);
+  if (row.score_grad)
+    for (int64_t j = 0; j < row.n; j += kLanes<T>)
+      store<T>(row.score_grad + j, load<T>(row.weights + j) * (load<T>(row.slopes + j) - row.shift));
+  // Double and parameters take what is shorter to compile.
+  if constexpr (kTogether<T> > 1)
+    if (!parameters_wanted) return RowSloper<T, Score, false>{score, row}.template all<kTogether<T>>();
+  RowSloper<T, Score, true>{score, row}.template all<1>();
 }
 
 template <class T, class Score>

@@ -24,7 +24,8 @@ struct Token {
 };
 /// what most scores are
 struct OnePart {
-  static constexpr bool kProduct = false, kInParts = false;
+  static constexpr bool kProduct = false, kHasFar = false;
+  static constexpr int kParts = 1;
 };
 template <class T>
 struct Slopes {
@@ -55,8 +56,8 @@ CONE_INLINE void lca_slopes(Vec<T> q, Vec<T> k, Vec<T> distance, Vec<T>& distanc
 }
 
 template <class T>
-struct Dot {
-  static constexpr bool kProduct = true, kInParts = false;
+struct Dot : OnePart {
+  static constexpr bool kProduct = true;
   T scale;
   explicit Dot(const T* p) : scale(p[0]) {}
   T aux(T) const { return 0; }
@@ -84,6 +85,7 @@ enum class Readout { height, height_sq, distance };
 /// aux: half the squared height, y^2/2 = level (2h - level) / 2
 template <class T, Readout kReadout>
 struct Penumbral : OnePart {
+  static constexpr bool kHasFar = true;
   static constexpr T kFloor = T(1.8048513878454153e-35);  // e^-80: `distance` reads lower squared heights as this
   T h, gamma, inverse_h_sq;
   explicit Penumbral(const T* p) : h(p[0]), gamma(p[1]), inverse_h_sq(T(1) / (h * h)) {}
@@ -103,59 +105,58 @@ struct Penumbral : OnePart {
     Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, vsqrt<T>(m)), splat<T>(h));
     return level * (T(2) * h - level);
   }
-  CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
-    // Where all keys are far away, as most are in many dimensions, a look at the query alone tells.
+  /// Whether no key has a common ancestor with the query, wherever its level: as it mostly is in many dimensions.
+  CONE_INLINE bool all_far(Vec<T> m, Token<T> q) const {
     Vec<T> depth = T(2) * h - q.level;
-    if (all<T>(m > depth * depth)) return height_sq_beyond(m, q, k);
+    return all<T>(m > depth * depth);
+  }
+  CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
     Int<T> out = beyond(m, q, k);
     Vec<T> below = height_sq_below(m, q, k);
     return any<T>(out) ? select<T>(out, height_sq_beyond(m, q, k), below) : below;
   }
-  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> sq = height_sq(m, q, k);
+  CONE_INLINE Vec<T> value_far(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq_beyond(m, q, k)); }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq(m, q, k)); }
+  CONE_INLINE Vec<T> read(Vec<T> sq) const {
     if constexpr (kReadout == Readout::height_sq) return sq * -gamma;
     if constexpr (kReadout == Readout::height) return vsqrt<T>(sq) * -gamma;
     return vlog<T>(vmax<T>(sq, splat<T>(kFloor)) * inverse_h_sq) * (gamma * T(-0.5));
   }
+  /// The squared height, and its slopes for m, both levels and h.
+  struct SquareSlopes {
+    Vec<T> sq, m, q, k, h;
+  };
+  CONE_INLINE SquareSlopes slopes_beyond(Vec<T> m, Token<T> q, Token<T> k, bool all) const {
+    Vec<T> inverse = vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
+    Vec<T> difference = q.aux - k.aux, ratio = (difference + difference) * inverse;
+    Vec<T> q_weight = T(1) + ratio, k_weight = T(1) - ratio;
+    return {(m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse, T(0.25) - ratio * ratio * T(0.25),
+            q_weight * (h - q.level), k_weight * (h - k.level),
+            all ? q_weight * q.level + k_weight * k.level : Vec<T>{}};
+  }
+  CONE_INLINE SquareSlopes slopes_below(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> d = vsqrt<T>(m), distance_share, q_share;
+    Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, d), splat<T>(h));
+    lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
+    Vec<T> slope = T(2) * (h - level), for_q = slope * q_share;
+    return {level * (T(2) * h - level), slope * distance_share * inverse_root<T>(m) * T(0.5), for_q, slope - for_q,
+            level + level};
+  }
+  CONE_INLINE void slopes_far(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
+    read_slopes(g, slopes_beyond(m, q, k, all), s, all);
+  }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    // First the squared height and its slopes for m, both levels and h, in the two cases.
     Int<T> out = beyond(m, q, k);
-    Vec<T> sq, for_m, for_q, for_k, for_h = {};
-    auto outside = [&] {
-      Vec<T> inverse = vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
-      Vec<T> difference = q.aux - k.aux, ratio = (difference + difference) * inverse;
-      sq = (m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse;
-      for_m = T(0.25) - ratio * ratio * T(0.25);
-      Vec<T> q_weight = T(1) + ratio, k_weight = T(1) - ratio;
-      for_q = q_weight * (h - q.level);
-      for_k = k_weight * (h - k.level);
-      if (all) for_h = q_weight * q.level + k_weight * k.level;
-    };
-    auto below = [&] {
-      Vec<T> d = vsqrt<T>(m), distance_share, q_share;
-      Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, d), splat<T>(h));
-      lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
-      Vec<T> slope = T(2) * (h - level);
-      sq = level * (T(2) * h - level);
-      for_m = slope * distance_share * inverse_root<T>(m) * T(0.5);
-      for_q = slope * q_share;
-      for_k = slope - for_q;
-      if (all) for_h = level + level;
-    };
-    if (coneheads::all<T>(out)) {
-      outside();
-    } else {
-      below();
-      if (any<T>(out)) {
-        Vec<T> kept[] = {sq, for_m, for_q, for_k, for_h};
-        outside();
-        sq = select<T>(out, sq, kept[0]);
-        for_m = select<T>(out, for_m, kept[1]);
-        for_q = select<T>(out, for_q, kept[2]);
-        for_k = select<T>(out, for_k, kept[3]);
-        for_h = select<T>(out, for_h, kept[4]);
-      }
+    SquareSlopes of = slopes_below(m, q, k);
+    if (any<T>(out)) {
+      const SquareSlopes other = slopes_beyond(m, q, k, all);
+      of = {select<T>(out, other.sq, of.sq), select<T>(out, other.m, of.m), select<T>(out, other.q, of.q),
+            select<T>(out, other.k, of.k), select<T>(out, other.h, of.h)};
     }
+    read_slopes(g, of, s, all);
+  }
+  CONE_INLINE void read_slopes(Vec<T> g, const SquareSlopes& of, Slopes<T>& s, bool all) const {
+    const Vec<T> sq = of.sq;
     Vec<T> g_sq;
     if constexpr (kReadout == Readout::height_sq) {
       g_sq = g * -gamma;
@@ -168,11 +169,11 @@ struct Penumbral : OnePart {
       g_sq = keep_where<T>(sq > kFloor, g / floored * (gamma * T(-0.5)));
       if (all) s.parameter[1] = g * vlog<T>(floored * inverse_h_sq) * T(-0.5);
     }
-    s.measure = g_sq * for_m;
-    s.q_level = g_sq * for_q;
-    s.k_level = g_sq * for_k;
+    s.measure = g_sq * of.m;
+    s.q_level = g_sq * of.q;
+    s.k_level = g_sq * of.k;
     if (!all) return;
-    s.parameter[0] = g_sq * for_h;
+    s.parameter[0] = g_sq * of.h;
     if constexpr (kReadout == Readout::distance) s.parameter[0] += g * (gamma / h);
   }
 };
@@ -257,8 +258,8 @@ struct Concatenation : OnePart {
 
 /// the level is the height y; aux: 1/sqrt(y)
 template <class T>
-struct HalfSpaceDistance {
-  static constexpr bool kProduct = false, kInParts = true;
+struct HalfSpaceDistance : OnePart {
+  static constexpr int kParts = 3;
   T beta, offset;
   explicit HalfSpaceDistance(const T* p) : beta(p[0]), offset(p[1]) {}
   T aux(T level) const { return T(1) / std::sqrt(level); }
@@ -267,7 +268,12 @@ struct HalfSpaceDistance {
     Vec<T> rise = q.level - k.level, divisor = q.aux * k.aux * T(0.5);
     return (rise * rise + m) * divisor * divisor;
   }
-  CONE_INLINE Vec<T> read(Vec<T> half_sinh_sq) const { return vasinh_root<T>(half_sinh_sq) * (beta * T(-2)) - offset; }
+  template <int kPart>
+  CONE_INLINE Vec<T> part(Vec<T> x, Vec<T> m, Token<T> q, Token<T> k) const {
+    if constexpr (kPart == 0) return argument(m, q, k);
+    if constexpr (kPart == 1) return asinh_argument<T>(x);
+    if constexpr (kPart == 2) return log_of<T, true>(x) * -beta - offset;
+  }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> rise = q.level - k.level, chord_sq = rise * rise + m;
     Vec<T> inverse = inverse_root<T>(chord_sq), outer = vrsqrt<T>(chord_sq + q.level * k.level * T(4));
@@ -283,25 +289,28 @@ struct HalfSpaceDistance {
 
 /// the level is the radius a >= 0; aux: sinh(a)
 template <class T>
-struct HyperboloidDistance {
-  static constexpr bool kProduct = false, kInParts = true;
+struct HyperboloidDistance : OnePart {
+  static constexpr int kParts = 4;
   T beta, offset;
   explicit HyperboloidDistance(const T* p) : beta(p[0]), offset(p[1]) {}
   T aux(T level) const { return std::sinh(level); }
   /// sinh^2(d/2) = sinh^2((a - b)/2) + sinh a sinh b chord^2/4; `turn`: sinh(a - b)/2, the slope of the first term.
   /// With u = e^|a-b| - 1 and v = 1 - e^-|a-b| = u / (1 + u), they are uv/4 and (u + v)/4.
-  CONE_INLINE static Vec<T> half_sinh_sq(Vec<T> m, Token<T> q, Token<T> k, Vec<T>& turn) {
-    Vec<T> t = q.level - k.level, u = vexpm1<T>(vabs<T>(t)), v = u * vinverse<T>(u + T(1));
-    turn = select<T>(t < T(0), -(u + v), u + v) * T(0.25);
+  CONE_INLINE static Vec<T> growth(Token<T> q, Token<T> k) { return vexpm1<T>(vabs<T>(q.level - k.level)); }
+  CONE_INLINE static Vec<T> half_sinh_sq(Vec<T> u, Vec<T> v, Vec<T> m, Token<T> q, Token<T> k) {
     return (u * v + q.aux * k.aux * m) * T(0.25);
   }
-  CONE_INLINE static Vec<T> argument(Vec<T> m, Token<T> q, Token<T> k) {
-    Vec<T> turn;
-    return half_sinh_sq(m, q, k, turn);
+  template <int kPart>
+  CONE_INLINE Vec<T> part(Vec<T> x, Vec<T> m, Token<T> q, Token<T> k) const {
+    if constexpr (kPart == 0) return growth(q, k);
+    if constexpr (kPart == 1) return half_sinh_sq(x, x * vinverse<T>(x + T(1)), m, q, k);
+    if constexpr (kPart == 2) return asinh_argument<T>(x);
+    if constexpr (kPart == 3) return log_of<T, true>(x) * -beta - offset;
   }
-  CONE_INLINE Vec<T> read(Vec<T> half_sinh_sq) const { return vasinh_root<T>(half_sinh_sq) * (beta * T(-2)) - offset; }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    Vec<T> turn, sq = half_sinh_sq(m, q, k, turn), chord_sq = m * T(0.25);
+    Vec<T> u = growth(q, k), v = u * vinverse<T>(u + T(1)), turn = (u + v) * T(0.25);
+    turn = select<T>(q.level < k.level, -turn, turn);
+    Vec<T> sq = half_sinh_sq(u, v, m, q, k), chord_sq = m * T(0.25);
     Vec<T> g_sq = g * inverse_root<T>(sq) * vrsqrt<T>(sq + T(1)) * -beta;
     s.measure = g_sq * (q.aux * k.aux) * T(0.25);
     s.q_level = g_sq * (turn + vsqrt<T>(q.aux * q.aux + T(1)) * k.aux * chord_sq);

@@ -230,6 +230,46 @@ CONE_INLINE Int<T> lane_numbers() {
   return numbers;
 }
 
+// ---- rows of any length ----
+
+/// How for_vectors reads and writes the vectors of a row that are whole, and its last one if that is not: as zeros beyond.
+template <class T>
+struct WholeVector {
+  CONE_INLINE Vec<T> load(const T* p) const { return coneheads::load<T>(p); }
+  CONE_INLINE void store(T* p, Vec<T> v) const { coneheads::store<T>(p, v); }
+};
+template <class T>
+struct FirstLanes {
+  int count;
+  CONE_INLINE Vec<T> load(const T* p) const {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i wanted = (__m256i)(lane_numbers<T>() < splat_of(count));
+    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_maskload_ps(p, wanted);
+    else return (Vec<T>)_mm256_maskload_pd(p, wanted);
+#else
+    Vec<T> v = {};
+    for (int i = 0; i < count; ++i) v[i] = p[i];
+    return v;
+#endif
+  }
+  CONE_INLINE void store(T* p, Vec<T> v) const {
+    T lanes[kLanes<T>];
+    coneheads::store<T>(lanes, v);
+    std::memcpy(p, lanes, sizeof(T) * size_t(count));
+  }
+
+ private:
+  CONE_INLINE static Int<T> splat_of(int n) { return n - Int<T>{}; }
+};
+/// body(i, vector) for the places i of the vectors of a row of n numbers
+template <class T, class Body>
+CONE_INLINE void for_vectors(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) body(i, WholeVector<T>{});
+  if (i < n) body(i, FirstLanes<T>{int(n - i)});
+}
+#define CONE_BODY __attribute__((always_inline))  // of a lambda for it
+
 // ---- exponentials, logarithms, angles ----
 // Polynomials are minimax fits of our own, to an error far below one rounding of their type.
 
@@ -331,19 +371,18 @@ template <class T>
 CONE_INLINE Vec<T> vlog(Vec<T> x) {
   return log_of<T, false>(x);
 }
-/// asinh(sqrt(x)) where x may be large: log(4x)/2 is the same beyond 1e18
+/// z with asinh(sqrt(x)) = log(1 + z) / 2 for x >= 0: 2x + 2 sqrt(x (x + 1)), in which nothing cancels
 template <class T>
-__attribute__((noinline)) Vec<T> asinh_of_large_root(Vec<T> x) {
-  const Vec<T> small = vmin<T>(x, splat<T>(T(1e18))), z = small + vsqrt<T>(small * (small + T(1)));
-  const Vec<T> far = vlog<T>(vmin<T>(vmax<T>(x, splat<T>(T(1))), splat<T>(T(1e38)))) + T(1.38629436111989061883);
-  return select<T>(x > T(1e18), far, log_of<T, true>(z + z)) * T(0.5);
+CONE_INLINE Vec<T> asinh_argument(Vec<T> x) {
+  const Int<T> large = x > T(1e18);  // the square would overflow, and z = 4x to the last bit
+  const Vec<T> small = x + vsqrt<T>(x * (x + T(1)));
+  if (!any<T>(large)) return small + small;
+  return select<T>(large, T(4) * vmin<T>(x, splat<T>(T(8e37))), small + small);
 }
-/// asinh(sqrt(x)) for x >= 0: half of log1p(2x + 2 sqrt(x (x + 1))), in which nothing cancels
+/// asinh(sqrt(x)) for x >= 0
 template <class T>
 CONE_INLINE Vec<T> vasinh_root(Vec<T> x) {
-  if (any<T>(x > T(1e18))) return asinh_of_large_root<T>(x);  // the square would overflow
-  const Vec<T> z = x + vsqrt<T>(x * (x + T(1)));
-  return log_of<T, true>(z + z) * T(0.5);
+  return log_of<T, true>(asinh_argument<T>(x)) * T(0.5);
 }
 /// asin(x) for 0 <= x <= 1
 template <class T>
