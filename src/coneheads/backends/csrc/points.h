@@ -53,6 +53,7 @@ struct Tokens {
       const int64_t n = std::min(kBlock, to - start);
       for (int64_t i = 0; i < kBlock; ++i) last[i] = norm_sq[i] = 0;
       for (int64_t i = 0; i < n; ++i) {
+        features.prefetch(b, h, start + i);
         const T* f = features.row<T>(b, h, start + i, spare);
         bad[start - from + i] = is_bad<T>(f, p.features);
         if (bad[start - from + i]) continue;
@@ -199,6 +200,7 @@ bool pack_values(const Problem<T>& p, int64_t b, int64_t h, int64_t from, int64_
   std::vector<T> spare(size_t(wide), T(0));
   bool found = false;
   for (int64_t i = 0; i < n; ++i) {
+    p.v.prefetch(b, h, from + i);
     const T* row = p.v.template row<T>(b, h, from + i, spare.data());
     const bool here = is_bad<T>(row, p.values);
     bad[i] |= here;

@@ -124,7 +124,7 @@ struct RowScorer {
     constexpr bool kLast = kPart + 1 == Score::kParts;
     for (int i = 0; i < vectors; ++i) {
       const int64_t j = first + i * kLanes<T>;
-      const Vec<T> y = score.template part<kPart>(x[i], m[i], q, key(j));
+      const Vec<T> y = score.template part<kPart>(kPart == 0 ? m[i] : x[i], m[i], q, key(j));
       if constexpr (kLast) put(j, y);
       else x[i] = y;
     }

@@ -7,8 +7,10 @@
 //   value(m, q, k)               the score, m being the measure of the pair
 //   slopes(g, m, q, k, s, all)   g times the derivatives of the score for m and both levels; with `all` also for the
 //                                parameters
-// A long value may come in two parts, `value` = `read(argument(m, q, k))`, and say so by kInParts: each part is then a pass
-// of its own, in which the processor overlaps more pairs.
+// and, beside what OnePart says,
+//   kParts > 1                   a long value in parts: part<0>(m, ...), then part<1> of what that gave, and so on. Each part
+//                                is a pass over some vectors of keys: a processor overlaps more of them in short chains
+//   kHasFar                      there is a cheaper form, value_far and slopes_far, where all_far(m, q) holds
 // All is on vectors of pairs: q holds the level and aux of one query in all lanes, k those of several keys.
 #pragma once
 
@@ -96,9 +98,9 @@ struct Penumbral : OnePart {
     Vec<T> depths = T(2) * h - (q.level + k.level);
     return m > depths * depths;
   }
+  /// for m > kDivisor
   CONE_INLINE Vec<T> height_sq_beyond(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> difference = q.aux - k.aux;
-    Vec<T> inverse = vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
+    Vec<T> difference = q.aux - k.aux, inverse = vinverse<T>(m);
     return (m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse;
   }
   CONE_INLINE Vec<T> height_sq_below(Vec<T> m, Token<T> q, Token<T> k) const {
@@ -108,12 +110,13 @@ struct Penumbral : OnePart {
   /// Whether no key has a common ancestor with the query, wherever its level: as it mostly is in many dimensions.
   CONE_INLINE bool all_far(Vec<T> m, Token<T> q) const {
     Vec<T> depth = T(2) * h - q.level;
-    return all<T>(m > depth * depth);
+    return all<T>(m > vmax<T>(depth * depth, splat<T>(kDivisor<T>)));
   }
   CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
     Int<T> out = beyond(m, q, k);
     Vec<T> below = height_sq_below(m, q, k);
-    return any<T>(out) ? select<T>(out, height_sq_beyond(m, q, k), below) : below;
+    if (!any<T>(out)) return below;
+    return select<T>(out, height_sq_beyond(vmax<T>(m, splat<T>(kDivisor<T>)), q, k), below);
   }
   CONE_INLINE Vec<T> value_far(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq_beyond(m, q, k)); }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq(m, q, k)); }
@@ -127,7 +130,7 @@ struct Penumbral : OnePart {
     Vec<T> sq, m, q, k, h;
   };
   CONE_INLINE SquareSlopes slopes_beyond(Vec<T> m, Token<T> q, Token<T> k, bool all) const {
-    Vec<T> inverse = vinverse<T>(vmax<T>(m, splat<T>(kDivisor<T>)));
+    Vec<T> inverse = vinverse<T>(m);
     Vec<T> difference = q.aux - k.aux, ratio = (difference + difference) * inverse;
     Vec<T> q_weight = T(1) + ratio, k_weight = T(1) - ratio;
     return {(m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse, T(0.25) - ratio * ratio * T(0.25),
@@ -143,18 +146,19 @@ struct Penumbral : OnePart {
             level + level};
   }
   CONE_INLINE void slopes_far(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    read_slopes(g, slopes_beyond(m, q, k, all), s, all);
+    read_slopes<true>(g, slopes_beyond(m, q, k, all), s, all);
   }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Int<T> out = beyond(m, q, k);
     SquareSlopes of = slopes_below(m, q, k);
     if (any<T>(out)) {
-      const SquareSlopes other = slopes_beyond(m, q, k, all);
+      const SquareSlopes other = slopes_beyond(vmax<T>(m, splat<T>(kDivisor<T>)), q, k, all);
       of = {select<T>(out, other.sq, of.sq), select<T>(out, other.m, of.m), select<T>(out, other.q, of.q),
             select<T>(out, other.k, of.k), select<T>(out, other.h, of.h)};
     }
-    read_slopes(g, of, s, all);
+    read_slopes<false>(g, of, s, all);
   }
+  template <bool kPositive>
   CONE_INLINE void read_slopes(Vec<T> g, const SquareSlopes& of, Slopes<T>& s, bool all) const {
     const Vec<T> sq = of.sq;
     Vec<T> g_sq;
@@ -162,7 +166,7 @@ struct Penumbral : OnePart {
       g_sq = g * -gamma;
       if (all) s.parameter[1] = -(g * sq);
     } else if constexpr (kReadout == Readout::height) {
-      g_sq = g * inverse_root<T>(sq) * (gamma * T(-0.5));
+      g_sq = g * (kPositive ? vrsqrt<T>(sq) : inverse_root<T>(sq)) * (gamma * T(-0.5));
       if (all) s.parameter[1] = -(g * vsqrt<T>(sq));
     } else {
       Vec<T> floored = vmax<T>(sq, splat<T>(kFloor));

@@ -242,7 +242,11 @@ template <class T>
 struct FirstLanes {
   int count;
   CONE_INLINE Vec<T> load(const T* p) const {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+    const unsigned wanted = (1u << count) - 1;
+    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_maskz_loadu_ps(__mmask16(wanted), p);
+    else return (Vec<T>)_mm512_maskz_loadu_pd(__mmask8(wanted), p);
+#elif defined(__AVX2__)
     const __m256i wanted = (__m256i)(lane_numbers<T>() < splat_of(count));
     if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_maskload_ps(p, wanted);
     else return (Vec<T>)_mm256_maskload_pd(p, wanted);

@@ -142,6 +142,12 @@ struct View {
   char* at(int64_t b, int64_t h, int64_t row = 0) const {
     return data + bytes * (b * stride[0] + h * stride[1] + row * stride[2]);
   }
+  /// Asks for a row that will be read some rows after this one.
+  void prefetch(int64_t b, int64_t h, int64_t row) const {
+    constexpr int64_t kAhead = 6, kLine = 64;
+    const char* later = at(b, h, row + kAhead);
+    for (int64_t byte = 0; byte < size[3] * bytes; byte += kLine) __builtin_prefetch(later + byte);
+  }
   /// The row as numbers of type T: where it lies if it can, otherwise copied to `spare`.
   template <class T>
   const T* row(int64_t b, int64_t h, int64_t i, T* spare) const {
