@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coneheads import _checks
 from coneheads.backends import build
-from coneheads.backends.inputs import Inputs, autocast_is_on, compute_dtype, finite_or_zero, in_transform
+from coneheads.backends.inputs import Inputs, compute_dtype, finite_or_zero, in_transform
 from coneheads.backends.ops import LIBRARY, unpack
 from coneheads.scores import (
     BY_NAME,
@@ -140,7 +140,7 @@ def attention_at_once(
         or not key.is_cpu
         or not value.is_cpu
         or not dtype == key.dtype == value.dtype
-        or autocast_is_on("cpu")
+        or torch.is_autocast_enabled("cpu")
         or in_transform()
         or (isinstance(score, Score) and any(isinstance(value, Tensor) for value in vars(score).values()))
     ):

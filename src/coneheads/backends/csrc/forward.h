@@ -151,6 +151,7 @@ struct Forward {
     queries.make(p, p.q, b, h, made, from, to, spare);
 
     std::vector<Strip> strips;
+    strips.reserve(size_t(padded_count / kRows));
     for (int64_t first = 0; first < count; first += kRows) {
       Strip strip{b, h, from + first, std::min<int64_t>(kRows, count - first)};
       strip.tokens = {queries.scale + first, queries.level + first, queries.aux + first, queries.bad + first};
@@ -243,11 +244,21 @@ struct Forward {
         p.score.aux(made.bytes, all, level + part, aux + part);
         for (int64_t i = 0; i < p.length; ++i) {
           T* row = scores + i * n + part;
-          for (int64_t j = 0; j < rows; ++j) {
-            row[j] = scaled_measure(position + i * wide_d, first + j * p.k.stride[2], scale[part + j], d);
-            fine &= std::abs(row[j]) < T(1e25);
+          auto terms = [&](int64_t j) CONE_BODY {
+            return scaled_terms(position + i * wide_d, first + j * p.k.stride[2], scale[part + j], d);
+          };
+          int64_t j = 0;
+          for (; j + kLanes<T> <= rows; j += kLanes<T>) {
+            Vec<T> several[kLanes<T>];
+#pragma GCC unroll 1
+            for (int lane = 0; lane < kLanes<T>; ++lane) several[lane] = terms(j + lane);
+            store<T>(row + j, sums_of<T>(several));
           }
+          for (; j < rows; ++j) row[j] = sum<T>(terms(j));
           std::fill(row + rows, row + all, T(0));
+          Int<T> small = ~Int<T>{};
+          for (j = 0; j < all; j += kLanes<T>) small &= vabs<T>(load<T>(row + j)) < T(1e25);
+          fine &= coneheads::all<T>(small);
         }
       }
       if (!fine) return false;
@@ -260,15 +271,17 @@ struct Forward {
     return true;
   }
 
-  /// The measure of a query at `a` and a key of features f at scale * f.
-  CONE_INLINE T scaled_measure(const T* a, const T* f, T scale, int64_t n) const {
-    if (p.score.product) return dot_product<T>(a, f, n);
+  /// Terms that add up to the measure of a query at `a` and a key of features f at scale * f.
+  CONE_INLINE Vec<T> scaled_terms(const T* a, const T* f, T scale, int64_t n) const {
     Vec<T> total = {};
-    for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
-      const Vec<T> difference = vector.load(f + i) * scale - vector.load(a + i);
-      total += difference * difference;
-    });
-    return sum<T>(total);
+    if (p.score.product)
+      for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY { total += vector.load(a + i) * vector.load(f + i); });
+    else
+      for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+        const Vec<T> difference = vector.load(f + i) * scale - vector.load(a + i);
+        total += difference * difference;
+      });
+    return total;
   }
   /// output += sum of weights[j] values[j]
   void add_rows(const T* weights, const T* values, int64_t count, T* output, int64_t columns) const {

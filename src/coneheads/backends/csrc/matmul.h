@@ -131,5 +131,15 @@ CONE_INLINE void transpose(Vec<T>* v) {
     if (i / kStep % 2 == 0) exchange<T, kStep>(v[i], v[i + kStep], std::make_integer_sequence<int, kLanes<T>>());
   if constexpr (2 * kStep < kLanes<T>) transpose<T, 2 * kStep>(v);
 }
+/// The sums of as many vectors as a vector has lanes; the vectors are lost.
+template <class T>
+CONE_INLINE Vec<T> sums_of(Vec<T>* v) {
+  transpose<T>(v);
+#pragma GCC unroll 16
+  for (int gap = kLanes<T> / 2; gap > 0; gap /= 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < gap; ++i) v[i] += v[i + gap];
+  return v[0];
+}
 
 }  // namespace coneheads

@@ -74,13 +74,10 @@ CONE_INLINE void measure_heads(const T* a, const T* b, int64_t heads, int64_t wi
   };
   int64_t h = 0;
   for (; h + kLanes<T> <= heads; h += kLanes<T>) {
-    // As many heads as lanes: their vectors, transposed, add up to all sums at once.
     Vec<T> square[kLanes<T>];
     for (int i = 0; i < kLanes<T>; ++i) square[i] = vector_of(h + i);
-    transpose<T>(square);
-    for (int gap = kLanes<T> / 2; gap > 0; gap /= 2)
-      for (int i = 0; i < gap; ++i) square[i] += square[i + gap];
-    for (int i = 0; i < kLanes<T>; ++i) to[(h + i) * step] = square[0][i];
+    const Vec<T> sums = sums_of<T>(square);
+    for (int i = 0; i < kLanes<T>; ++i) to[(h + i) * step] = sums[i];
   }
   for (; h < heads; ++h) to[h * step] = sum<T>(vector_of(h));
 }

@@ -39,35 +39,38 @@ T square_norm(const T* x, int64_t n) {
   return dot_product<T>(x, x, n);
 }
 
-/// scale, level and aux of tokens [from, to) of a head. A bad row counts as zeros, and is marked.
+/// scale, level and aux of tokens of a head: of every `step`-th in [from, to). A bad row counts as zeros, and is marked.
 template <class T>
 struct Tokens {
   T *scale, *level, *aux;
   uint8_t* bad;
 
   void make(const Problem<T>& p, const View& features, int64_t b, int64_t h, const MadeScore& made, int64_t from,
-            int64_t to, T* spare) const {
+            int64_t to, T* spare, int64_t step = 1) const {
     constexpr int64_t kBlock = 64;
     T last[kBlock], norm_sq[kBlock], scales[kBlock], levels[kBlock], auxs[kBlock];
-    for (int64_t start = from; start < to; start += kBlock) {
-      const int64_t n = std::min(kBlock, to - start);
-      for (int64_t i = 0; i < kBlock; ++i) last[i] = norm_sq[i] = 0;
+    const int64_t count = (to - from + step - 1) / step;
+    for (int64_t start = 0; start < count; start += kBlock) {
+      const int64_t n = std::min(kBlock, count - start), padded = round_up<int64_t>(n, kLanes<T>);
+      std::fill_n(last, padded, T(0));
+      std::fill_n(norm_sq, padded, T(0));
       for (int64_t i = 0; i < n; ++i) {
-        features.prefetch(b, h, start + i);
-        const T* f = features.row<T>(b, h, start + i, spare);
-        bad[start - from + i] = is_bad<T>(f, p.features);
-        if (bad[start - from + i]) continue;
+        const int64_t number = from + (start + i) * step;
+        features.prefetch(b, h, number);
+        const T* f = features.row<T>(b, h, number, spare);
+        bad[start + i] = is_bad<T>(f, p.features);
+        if (bad[start + i]) continue;
         last[i] = f[p.features - 1];
         if (p.lifter.is_direction()) {
           positions<T>(p.lifter, f, p.coordinates, T(1), spare + p.features);
           norm_sq[i] = square_norm<T>(spare + p.features, p.coordinates);
         }
       }
-      p.lifter.lift(round_up<int64_t>(n, kLanes<T>), last, norm_sq, scales, levels);
+      p.lifter.lift(padded, last, norm_sq, scales, levels);
       p.score.aux(made.bytes, n, levels, auxs);
-      std::copy(scales, scales + n, scale + (start - from));
-      std::copy(levels, levels + n, level + (start - from));
-      std::copy(auxs, auxs + n, aux + (start - from));
+      std::copy(scales, scales + n, scale + start);
+      std::copy(levels, levels + n, level + start);
+      std::copy(auxs, auxs + n, aux + start);
     }
   }
 };
@@ -131,22 +134,26 @@ struct KeyTokens {
     std::fill(c, c + d, T(0));
     if (p.score.product || d <= kFewCoordinates) return;
     constexpr int64_t kSample = 32;
-    const int64_t queries = p.length * p.group, sampled = std::min(queries, kSample);
-    int64_t good = 0;
-    for (int64_t n = 0; n < sampled; ++n) {
-      const int64_t number = n * queries / sampled, query_head = h * p.group + number / p.length, i = number % p.length;
-      T query_scale, query_level, query_aux;
-      uint8_t mark;
-      Tokens<T>{&query_scale, &query_level, &query_aux, &mark}.make(p, p.q, b, query_head, p.made(b, query_head), i, i + 1,
-                                                                    spare.data());
-      if (mark) continue;
-      ++good;
-      point<T>(p, p.q, b, query_head, i, query_scale, false, nullptr, spare.data(), x.data());
-      for (int64_t j = 0; j < d; j += kLanes<T>) {
-        const Vec<T> v = load<T>(x.data() + j);
-        store<T>(first.data() + j, load<T>(first.data() + j) + v);
-        store<T>(second.data() + j, load<T>(second.data() + j) + v * v);
+    const int64_t step = std::max<int64_t>(1, (p.length * p.group + kSample - 1) / kSample);
+    T query_scale[kSample], query_level[kSample], query_aux[kSample];
+    uint8_t mark[kSample];
+    const Tokens<T> sample{query_scale, query_level, query_aux, mark};
+    int64_t good = 0, offset = 0;
+    for (int64_t query_head = h * p.group; query_head < (h + 1) * p.group; ++query_head) {
+      // every step-th query of all heads that share the keys
+      if (offset < p.length)
+        sample.make(p, p.q, b, query_head, p.made(b, query_head), offset, p.length, spare.data(), step);
+      for (int64_t n = 0; offset < p.length; ++n, offset += step) {
+        if (mark[n]) continue;
+        ++good;
+        point<T>(p, p.q, b, query_head, offset, query_scale[n], false, nullptr, spare.data(), x.data());
+        for (int64_t j = 0; j < d; j += kLanes<T>) {
+          const Vec<T> v = load<T>(x.data() + j);
+          store<T>(first.data() + j, load<T>(first.data() + j) + v);
+          store<T>(second.data() + j, load<T>(second.data() + j) + v * v);
+        }
       }
+      offset -= p.length;
     }
     for (int64_t j = 0; j < d && good > 0; ++j) {
       const T mean = first[j] / T(good), mean_sq = mean * mean;
