@@ -18,8 +18,9 @@ namespace coneheads {
 
 inline constexpr int64_t kBackwardRows = 18 * kRows;  // rows of a block, at the most
 inline constexpr int64_t kStripRows = 2 * kRows;
-/// Up to so many keys a row is in one chunk, and the sum of P dP is taken from the row itself: the gradients of a row
-/// then cancel as they should, however small. Longer rows take dO.O for it, in chunks of kChunkKeys.
+/// Up to so many keys a row is in one chunk (with is_causal, the first rows always), and the sum of P dP is taken from the
+/// row itself: the gradients of a row then cancel as they should, however small. Longer rows take dO.O for it, in chunks
+/// of kChunkKeys.
 inline constexpr int64_t kWholeRow = 512;
 inline constexpr int64_t kChunkKeys = 512;
 
@@ -234,7 +235,7 @@ struct Backward {
       total = exp_row<T>(weights, m, T(exact), T(exact - double(T(exact))));
     }
     if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, slopes);
-    if (whole_rows()) {
+    if (from == 0 && p.last_key(number) <= n) {  // the whole row
       // Weights that add up to 1 as they are here, not as they were in forward.
       const T factor = total > T(0) ? T(1) / total : T(1);
       Vec<T> sums = {};
