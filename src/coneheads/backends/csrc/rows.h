@@ -211,7 +211,7 @@ struct RowSloper {
     Vec<T> m[kVectors], w[kVectors];
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) m[i] = load<T>(row.measures + first + i * kLanes<T>);
-    if constexpr (Score::kHasFar && kVectors > 1) {
+    if constexpr (Score::kHasFar && sizeof(T) == 4) {
       Vec<T> nearest = m[0];
 #pragma GCC unroll 4
       for (int i = 1; i < kVectors; ++i) nearest = vmin<T>(nearest, m[i]);

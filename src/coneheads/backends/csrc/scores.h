@@ -113,10 +113,8 @@ struct Penumbral : OnePart {
     return all<T>(m > vmax<T>(depth * depth, splat<T>(kDivisor<T>)));
   }
   CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
-    Int<T> out = beyond(m, q, k);
-    Vec<T> below = height_sq_below(m, q, k);
-    if (!any<T>(out)) return below;
-    return select<T>(out, height_sq_beyond(vmax<T>(m, splat<T>(kDivisor<T>)), q, k), below);
+    return select<T>(beyond(m, q, k), height_sq_beyond(vmax<T>(m, splat<T>(kDivisor<T>)), q, k),
+                     height_sq_below(m, q, k));
   }
   CONE_INLINE Vec<T> value_far(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq_beyond(m, q, k)); }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq(m, q, k)); }
