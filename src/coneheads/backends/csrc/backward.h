@@ -166,8 +166,7 @@ struct Backward {
     std::fill_n(w.grad_rows, padded_count * wide_values(), T(0));
     for (int64_t i = 0; i < count; ++i) {
       T* x = w.position + i * position_row;
-      point<T>(p, p.q, b, h, first + i, queries.scale[i], queries.bad[i], centre, w.spare, x);
-      sq[i] = square_norm<T>(x, d);
+      sq[i] = point<T>(p, p.q, b, h, first + i, queries.scale[i], queries.bad[i], centre, w.spare, x);
       if (queries.bad[i]) continue;  // its output is NaN whatever happens; it passes no gradient on
       const T* g = grad_out.row<T>(b, h, first + i, w.spare);
       std::copy(g, g + p.values, w.grad_rows + i * wide_values());

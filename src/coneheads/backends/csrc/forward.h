@@ -161,9 +161,8 @@ struct Forward {
       strip.padded = kRows;
       for (int64_t i = 0; i < strip.count; ++i) {
         T* x = position + (first + i) * d;
-        point<T>(p, p.q, b, h, strip.first + i, strip.tokens.scale[i], strip.tokens.bad[i], tokens.centre(head), spare,
-                 x);
-        strip.sq[i] = square_norm<T>(x, d);
+        strip.sq[i] = point<T>(p, p.q, b, h, strip.first + i, strip.tokens.scale[i], strip.tokens.bad[i],
+                               tokens.centre(head), spare, x);
       }
       begin(strip);
       strips.push_back(strip);

@@ -14,19 +14,26 @@ bool is_bad(const T* row, int64_t n) {
   return !(sum<T>(tests) == T(0));
 }
 
-/// The position of a row of features: saturated, scaled, saturated again.
+/// The position of a row of features: saturated, scaled, saturated again, relative to `centre` (null: 0). Its square norm.
 template <class T>
-CONE_INLINE void positions(const Lifter<T>& lifter, const T* f, int64_t n, T scale, T* to) {
+CONE_INLINE T positions(const Lifter<T>& lifter, const T* f, int64_t n, T scale, const T* centre, T* to) {
   const T limit = lifter.feature_limit(), most = T(kPositionLimit);
   auto clamp = [](Vec<T> x, T bound) CONE_BODY { return vmin<T>(vmax<T>(x, splat<T>(-bound)), splat<T>(bound)); };
+  Vec<T> squares = {};
+  auto put = [&](int64_t i, auto vector, Vec<T> x) CONE_BODY {
+    if (centre) x -= vector.load(centre + i);
+    vector.store(to + i, x);
+    squares += x * x;
+  };
   if (lifter.is_direction())
     for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
-      vector.store(to + i, clamp(vector.load(f + i), limit) / scale);
+      put(i, vector, clamp(vector.load(f + i), limit) / scale);
     });
   else
     for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
-      vector.store(to + i, clamp(clamp(vector.load(f + i), limit) * scale, most));
+      put(i, vector, clamp(clamp(vector.load(f + i), limit) * scale, most));
     });
+  return sum<T>(squares);
 }
 template <class T>
 CONE_INLINE T dot_product(const T* x, const T* y, int64_t n) {
@@ -34,11 +41,6 @@ CONE_INLINE T dot_product(const T* x, const T* y, int64_t n) {
   for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY { total += vector.load(x + i) * vector.load(y + i); });
   return sum<T>(total);
 }
-template <class T>
-T square_norm(const T* x, int64_t n) {
-  return dot_product<T>(x, x, n);
-}
-
 /// scale, level and aux of tokens of a head: of every `step`-th in [from, to). A bad row counts as zeros, and is marked.
 template <class T>
 struct Tokens {
@@ -61,10 +63,8 @@ struct Tokens {
         bad[start + i] = is_bad<T>(f, p.features);
         if (bad[start + i]) continue;
         last[i] = f[p.features - 1];
-        if (p.lifter.is_direction()) {
-          positions<T>(p.lifter, f, p.coordinates, T(1), spare + p.features);
-          norm_sq[i] = square_norm<T>(spare + p.features, p.coordinates);
-        }
+        if (p.lifter.is_direction())
+          norm_sq[i] = positions<T>(p.lifter, f, p.coordinates, T(1), nullptr, spare + p.features);
       }
       p.lifter.lift(padded, last, norm_sq, scales, levels);
       p.score.aux(made.bytes, n, levels, auxs);
@@ -75,19 +75,14 @@ struct Tokens {
   }
 };
 
-/// The position of row i of a head, relative to `centre` (null: 0), into `to`. A bad row is 0 before centring.
+/// The position of row i of a head, relative to `centre` (null: 0), into `to`, and its square norm. A bad row is 0 before
+/// centring.
 template <class T>
-void point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int64_t i, T scale, bool bad,
-           const T* centre, T* spare, T* to) {
-  if (bad) {
-    std::fill(to, to + p.coordinates, T(0));
-  } else {
-    positions<T>(p.lifter, features.row<T>(b, h, i, spare), p.coordinates, scale, to);
-  }
-  if (!centre) return;
-  for_vectors<T>(p.coordinates, [&](int64_t i, auto vector) CONE_BODY {
-    vector.store(to + i, vector.load(to + i) - vector.load(centre + i));
-  });
+T point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int64_t i, T scale, bool bad, const T* centre,
+        T* spare, T* to) {
+  if (bad) std::fill_n(spare, p.features, T(0));
+  return positions<T>(p.lifter, bad ? spare : features.row<T>(b, h, i, spare), p.coordinates, bad ? T(1) : scale, centre,
+                      to);
 }
 
 /// The keys of all key heads as points: tokens, and the centre of each head.
@@ -101,23 +96,25 @@ struct KeyTokens {
   int64_t padded;
   Buffer<T> numbers, centres;
   Buffer<uint8_t> bad;
-  std::vector<uint8_t> any_bad;
+  std::vector<uint8_t> any_bad, is_centred;
 
   explicit KeyTokens(const Problem<T>& p)
       : padded(round_up<int64_t>(p.keys, kPanel<T>)),
         numbers(p.batch * p.kv_heads * 4 * padded),
         centres(p.batch * p.kv_heads * p.coordinates),
         bad(p.batch * p.kv_heads * padded),
-        any_bad(size_t(p.batch * p.kv_heads)) {}
+        any_bad(size_t(p.batch * p.kv_heads)),
+        is_centred(size_t(p.batch * p.kv_heads)),
+        coordinates_(p.coordinates) {}
   T* scale(int64_t head) const { return numbers.get() + head * 4 * padded; }
   T* level(int64_t head) const { return scale(head) + padded; }
   T* aux(int64_t head) const { return scale(head) + 2 * padded; }
   T* sq(int64_t head) const { return scale(head) + 3 * padded; }
-  T* centre(int64_t head) const { return centres.get() + head * coordinates_; }
+  /// null if no coordinate of the head is relative to anything
+  const T* centre(int64_t head) const { return is_centred[size_t(head)] ? centres.get() + head * coordinates_ : nullptr; }
   uint8_t* marks(int64_t head) const { return bad.get() + head * padded; }
 
   void make(const Problem<T>& p, int64_t b, int64_t h) {
-    coordinates_ = p.coordinates;
     const int64_t head = b * p.kv_heads + h, d = p.coordinates;
     std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>)), first(size_t(d + kLanes<T>)),
         second(size_t(d + kLanes<T>)), x(size_t(d + kLanes<T>));
@@ -130,7 +127,7 @@ struct KeyTokens {
       std::fill(level(head) + p.keys, level(head) + padded, level(head)[0]);
       std::fill(aux(head) + p.keys, aux(head) + padded, aux(head)[0]);
     }
-    T* c = centre(head);
+    T* c = centres.get() + head * d;
     std::fill(c, c + d, T(0));
     if (p.score.product || d <= kFewCoordinates) return;
     constexpr int64_t kSample = 32;
@@ -157,12 +154,15 @@ struct KeyTokens {
     }
     for (int64_t j = 0; j < d && good > 0; ++j) {
       const T mean = first[j] / T(good), mean_sq = mean * mean;
-      if (mean_sq > second[j] / T(good) - mean_sq) c[j] = mean;
+      if (mean_sq > second[j] / T(good) - mean_sq) {
+        c[j] = mean;
+        is_centred[size_t(head)] = 1;
+      }
     }
   }
 
  private:
-  int64_t coordinates_ = 0;
+  int64_t coordinates_;
 };
 
 /// A block of keys, packed: n rows from `from`, padded with zeros to whole panels.
@@ -178,9 +178,8 @@ void pack_keys(const Problem<T>& p, const KeyTokens<T>& tokens, int64_t b, int64
     for (int64_t i = 0; i < lanes && start + i < n; ++i) {
       T* to = block.data() + i * wide;
       const int64_t key = from + start + i;
-      point<T>(p, p.k, b, h, key, tokens.scale(head)[key], tokens.marks(head)[key], tokens.centre(head), spare.data(),
-               to);
-      if (sq) sq[start + i] = square_norm<T>(to, d);
+      sq[start + i] = point<T>(p, p.k, b, h, key, tokens.scale(head)[key], tokens.marks(head)[key], tokens.centre(head),
+                               spare.data(), to);
       if (rows)
         for (int64_t j = 0; j < wide; j += kPanel<T>)
           std::copy(to + j, to + j + kPanel<T>, rows + j / kPanel<T> * rows_panel + (start + i) * kPanel<T>);

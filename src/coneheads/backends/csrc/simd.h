@@ -243,13 +243,11 @@ struct FirstLanes {
   int count;
   CONE_INLINE Vec<T> load(const T* p) const {
 #if defined(__AVX512F__)
-    const unsigned wanted = (1u << count) - 1;
-    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_maskz_loadu_ps(__mmask16(wanted), p);
-    else return (Vec<T>)_mm512_maskz_loadu_pd(__mmask8(wanted), p);
+    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), p);
+    else return (Vec<T>)_mm512_maskz_loadu_pd(__mmask8((1u << count) - 1), p);
 #elif defined(__AVX2__)
-    const __m256i wanted = (__m256i)(lane_numbers<T>() < splat_of(count));
-    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_maskload_ps(p, wanted);
-    else return (Vec<T>)_mm256_maskload_pd(p, wanted);
+    if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_maskload_ps(p, (__m256i)wanted());
+    else return (Vec<T>)_mm256_maskload_pd(p, (__m256i)wanted());
 #else
     Vec<T> v = {};
     for (int i = 0; i < count; ++i) v[i] = p[i];
@@ -257,13 +255,19 @@ struct FirstLanes {
 #endif
   }
   CONE_INLINE void store(T* p, Vec<T> v) const {
-    T lanes[kLanes<T>];
-    coneheads::store<T>(lanes, v);
-    std::memcpy(p, lanes, sizeof(T) * size_t(count));
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(p, __mmask16((1u << count) - 1), (__m512)v);
+    else _mm512_mask_storeu_pd(p, __mmask8((1u << count) - 1), (__m512d)v);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) _mm256_maskstore_ps(p, (__m256i)wanted(), (__m256)v);
+    else _mm256_maskstore_pd(p, (__m256i)wanted(), (__m256d)v);
+#else
+    for (int i = 0; i < count; ++i) p[i] = v[i];
+#endif
   }
 
  private:
-  CONE_INLINE static Int<T> splat_of(int n) { return n - Int<T>{}; }
+  CONE_INLINE Int<T> wanted() const { return lane_numbers<T>() < (count - Int<T>{}); }
 };
 /// body(i, vector) for the places i of the vectors of a row of n numbers
 template <class T, class Body>
