@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "simd.h"
+#include "elementary.h"
 
 namespace coneheads {
 

@@ -14,7 +14,7 @@
 // All is on vectors of pairs: q holds the level and aux of one query in all lanes, k those of several keys.
 #pragma once
 
-#include "simd.h"
+#include "elementary.h"
 
 namespace coneheads {
 
