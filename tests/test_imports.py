@@ -60,13 +60,19 @@ def test_module_imports_nothing_above_it(path):
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_module_needs_torch_alone(path):
-    if part_of(path) not in NEEDS_TORCH_ALONE and path.name not in ("conversion.py", "layers.py", "torch_nn.py"):
+    of_no_library = ("conversion.py", "layers.py", "probing.py", "torch_nn.py")
+    if part_of(path) not in NEEDS_TORCH_ALONE and path.name not in of_no_library:
         pytest.skip("an extra")
     # The kernels are written in triton; what is imported with coneheads, the __init__.py beside them, is not.
     also = {"triton"} if path.parent.name == "triton" and path.name != "__init__.py" else set()
     for name in imports(path):
         top = name.split(".")[0]
         assert top in {"coneheads", "torch"} | also or top in sys.stdlib_module_names, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "integrations").glob("*.py")), ids=lambda path: path.name)
+def test_a_file_of_an_integration_stays_short(path):
+    assert len(path.read_text().splitlines()) < 200
 
 
 def test_backends_never_import_one_another():

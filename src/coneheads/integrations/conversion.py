@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +13,8 @@ import torch
 from torch import nn
 
 from coneheads import _checks
-from coneheads.integrations.layers import Inputs, Layer, Library, Settings
+from coneheads.integrations import probing
+from coneheads.integrations.layers import Layer, Library, Settings
 from coneheads.nn import ConeAttention
 from coneheads.scores import Score, resolve
 
@@ -105,8 +105,8 @@ def convert(
     settings = Settings(score, learn_gamma, learn_radius)
     resolved = resolve(score)
     libraries = _libraries()
-    inputs = _given(probe) if probe is not None else _inputs_for(model, libraries)
-    run = (lambda: _run(model, inputs)) if inputs is not None else None
+    inputs = probing.inputs_of(model, probe, libraries)
+    run = (lambda: probing.run_once(model, inputs)) if inputs is not None else None
     found = [(library, layer) for library in libraries for layer in library.find(model, run)]
     chosen = [(library, layer) for library, layer in found if not layer.why_not and _selected(where, layer.name)]
     taken = {layer.name for _, layer in chosen}
@@ -119,7 +119,7 @@ def convert(
             own = [layer for home, layer in chosen if home is library]
             cones |= library.swap(model, own, settings) if own else {}
         if run is not None:
-            _probe(run, cones)
+            probing.check_called(run, cones)
     except BaseException:
         for library in libraries:
             library.restore(model, taken)
@@ -157,17 +157,6 @@ def _libraries() -> list[Library]:
     return [cast(Library, importlib.import_module(f"coneheads.integrations.{file}")) for file in files]
 
 
-def _inputs_for(model: nn.Module, libraries: Sequence[Library]) -> Inputs | None:
-    found = (library.inputs_for(model) for library in libraries)
-    return next((inputs for inputs in found if inputs is not None), None)
-
-
-def _given(probe: Any) -> Inputs:
-    if isinstance(probe, dict):
-        return probe
-    return {"": probe if isinstance(probe, tuple) else (probe,)}
-
-
 def _selected(where: str | Callable[[str], bool] | None, name: str) -> bool:
     if where is None:
         return True
@@ -192,52 +181,3 @@ def _nothing_to_do(model: nn.Module, where: object, found: Sequence[Layer]) -> s
         return f"where={where!r} matches no attention layer of {kind}; there are {names}"
     reasons = "; ".join(f"{layer.name!r} ({layer.kind}): {layer.why_not}" for layer in found)
     return f"no attention layer of {kind} can be converted: {reasons}"
-
-
-def _run(model: nn.Module, inputs: Inputs) -> Any:
-    """A forward that leaves no trace: in eval mode, without gradients, random numbers as they were."""
-    positional = inputs.get("", ())
-    keywords = {name: value for name, value in inputs.items() if name}
-    with _in_eval(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return model(*positional, **keywords)
-
-
-@contextlib.contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _probe(run: Callable[[], Any], cones: dict[str, ConeAttention]) -> None:
-    """One forward; an error if it fails or if one of the layers does not call its new attention."""
-    called: set[str] = set()
-
-    def noted(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            called.add(name)
-            return forward(*args, **kwargs)
-
-        return call
-
-    for name, cone in cones.items():
-        # No hook: PyTorch's encoder layer would see it, and leave the fast path that is to be found out.
-        cone.forward = noted(name, cone.forward)  # type: ignore[method-assign]
-    try:
-        run()
-    except Exception as error:
-        raise RuntimeError(
-            f"the probe forward of the converted model failed ({error}); give an input that it takes: probe="
-        ) from error
-    finally:
-        for cone in cones.values():
-            del cone.forward
-    if silent := sorted(set(cones) - called):
-        names = ", ".join(map(repr, silent))
-        raise RuntimeError(
-            f"a probe forward did not call the new attention in {names}: the old one is still in use there"
-        )
