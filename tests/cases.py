@@ -12,7 +12,8 @@ from coneheads.scores import BY_NAME
 # What this machine has for tensors of the CPU. Without a C++ compiler there is no "cpp": the rest passes without it.
 BACKEND_NAMES = [b.name for b in BACKENDS if b.available() and (not b.devices or "cpu" in b.devices)]
 SCORE_NAMES = list(BY_NAME)
-needs_compiler = pytest.mark.skipif("cpp" not in BACKEND_NAMES, reason="torch's own compiler needs a C++ compiler too")
+# What torch.compile needs too.
+needs_compiler = pytest.mark.skipif("cpp" not in BACKEND_NAMES, reason="no C++ compiler on this machine")
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 DTYPE_IDS = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
 

@@ -469,6 +469,10 @@ def test_a_layer_whose_explain_was_set_is_converted_all_the_same(kind, explain):
     built = layer(kind, score=Umbral())
     built.load_state_dict(conv.state_dict())
     torch.testing.assert_close(conv(x, edge_index), built(x, edge_index))
+    built.explain = False
+    built._edge_mask, built._apply_sigmoid, built._loop_mask = conv._edge_mask, False, conv._loop_mask
+    built.explain = True  # also in a layer that was never converted, after one of its base was made
+    torch.testing.assert_close(conv(x, edge_index), built(x, edge_index))
     revert(conv)
     assert torch.equal(conv(x, edge_index), before)
 

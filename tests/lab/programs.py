@@ -27,6 +27,6 @@ def command(*arguments: str) -> list[str]:
 
 
 def coneheads(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, **environment}
-    )
+    """Without the one warning of a machine that has no C++ compiler, so that all else on stderr shows."""
+    environment = {"PYTHONWARNINGS": "ignore:coneheads:RuntimeWarning", **os.environ, **environment}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, cwd=cwd, env=environment)

@@ -53,6 +53,7 @@ def small_bench(tmp_path_factory):
     return folder, results.read(folder / "graph-60-300.csv", GraphRow)
 
 
+@needs_compiler
 def test_every_layer_and_pass_has_a_row_with_times_and_ratios(small_bench):
     _, rows = small_bench
     medians = {row.run: row.result.median_ms for row in rows}
@@ -68,6 +69,7 @@ def test_every_layer_and_pass_has_a_row_with_times_and_ratios(small_bench):
     assert {(OURS, "penumbral"), (OURS, "concatenation"), ("pyg_sorted", "GATv2Conv")} < layers
 
 
+@needs_compiler
 @pytest.mark.skipif(not supported(), reason="Linux alone")
 def test_peak_memory_of_forward_and_backward_is_measured(small_bench):
     _, rows = small_bench
@@ -75,6 +77,7 @@ def test_peak_memory_of_forward_and_backward_is_measured(small_bench):
         assert (row.result.peak_mb is None) == (row.run.pass_ == "forward")
 
 
+@needs_compiler
 def test_the_record_has_the_promised_columns_and_its_config_repeats_the_run(small_bench):
     folder, _ = small_bench
     text = (folder / "graph-60-300.csv").read_text()
@@ -84,6 +87,7 @@ def test_the_record_has_the_promised_columns_and_its_config_repeats_the_run(smal
     assert (again.graph, again.nodes, again.edges, again.heads, again.size) == (True, 60, 300, 2, 4)
 
 
+@needs_compiler
 def test_a_graph_of_ones_own_has_no_verdicts_and_the_fixed_ones_have(monkeypatch, tmp_path, capsys):
     # The graph with Cora's degrees has one size; here the layers on it are left out, which tests below check.
     monkeypatch.setattr(graphs, "LARGE", SMALL)
@@ -291,6 +295,7 @@ def test_pyg_is_left_out_where_its_messages_do_not_fit():
     assert graphs.why_not(dataclasses.replace(run, candidate=OURS), 2**30) == ""
 
 
+@needs_compiler
 def test_what_is_left_out_has_a_row_that_says_why(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_graph.machine, "memory_bytes", lambda: 1000)
     assert cli.main([*TINY, "--no_memory", "--out", str(tmp_path), "--name", "mine"]) == 0
@@ -349,6 +354,7 @@ def test_wrong_use_is_told_in_one_sentence(capsys, arguments, part):
     assert complaint.splitlines()[-1] == "See coneheads bench --help"
 
 
+@needs_compiler
 def test_a_graph_may_have_one_node_and_one_edge(tmp_path):
     config = BenchConfig(graph=True, nodes=1, edges=1, size=2, seconds=0.0, threads=1, memory=False, out=str(tmp_path))
     assert bench_graph.GraphBench(config).run() == 0

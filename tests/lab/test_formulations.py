@@ -76,6 +76,7 @@ def test_compiled_formulations_agree_with_the_reference(name):
 
 
 @pytest.mark.slow
+@needs_compiler
 @COMPILED
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("score", SCORE_NAMES)

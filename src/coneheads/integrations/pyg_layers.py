@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
-from torch_geometric.nn import GATConv, TransformerConv  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch_geometric.nn import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    GATConv,
+    MessagePassing,
+    TransformerConv,
+)
 from torch_geometric.typing import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
     OptTensor,
     PairTensor,
@@ -35,6 +39,10 @@ from coneheads.scores import Score
 
 class OnEdges:
     """What both share, beside a class of PyG's: the scores of edges by ``self.cone``."""
+
+    # PyG replaces it by code made for a class, and finds the original, which `explain` needs, by inheritance: there it
+    # would meet the code made for the base.
+    propagate = MessagePassing.propagate
 
     def __init__(
         self: Any,
