@@ -45,10 +45,10 @@ Problem<T> problem_of(const Tensor& query, const Tensor& key, const Tensor& valu
   return p;
 }
 
-std::tuple<Tensor, Tensor> attention(Tensor query, Tensor key, Tensor value, std::optional<Tensor> mask,
-                                     std::optional<Tensor> seed, std::vector<Tensor> tensors,
-                                     std::vector<double> numbers, int64_t score, int64_t lift, bool is_causal,
-                                     double dropout_p) {
+std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                     const std::optional<Tensor>& mask, const std::optional<Tensor>& seed,
+                                     const std::vector<Tensor>& tensors, const std::vector<double>& numbers,
+                                     int64_t score, int64_t lift, bool is_causal, double dropout_p) {
   Tensor out = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2), value.size(3)});
   Tensor lse = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2)}, ScalarType::Double);
   auto run = [&](auto zero) {
@@ -79,10 +79,11 @@ Tensor in_dtype_of(const Tensor& like, const Tensor& gathered) {
 }
 
 /// -> dq, dk, dv, then the gradient of the mask and of each tensor, of shape [0] where not wanted
-std::vector<Tensor> attention_backward(Tensor query, Tensor key, Tensor value, std::optional<Tensor> mask,
-                                       std::optional<Tensor> seed, std::vector<Tensor> tensors,
-                                       std::vector<double> numbers, int64_t score, int64_t lift, bool is_causal,
-                                       double dropout_p, Tensor out, Tensor lse, Tensor grad_out, Tensor grad_lse,
+std::vector<Tensor> attention_backward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                       const std::optional<Tensor>& mask, const std::optional<Tensor>& seed,
+                                       const std::vector<Tensor>& tensors, const std::vector<double>& numbers,
+                                       int64_t score, int64_t lift, bool is_causal, double dropout_p, const Tensor& out,
+                                       const Tensor& lse, const Tensor& grad_out, const Tensor& grad_lse,
                                        bool mask_wanted) {
   const ScalarType dtype = query.scalar_type();
   const ScalarType wide = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
@@ -130,10 +131,11 @@ inline EdgeOrder order_of(const Tensor& start, const Tensor& other, const Tensor
 }
 
 /// query [1, H, targets, E], key and value [1, H, sources, ...] -> out [targets, H, Ev], and weights [edges, H], or [0]
-std::tuple<Tensor, Tensor> edge_attention(Tensor query, Tensor key, Tensor value, std::vector<Tensor> by_target,
-                                          std::vector<Tensor>, std::optional<Tensor> seed, std::vector<Tensor> tensors,
-                                          std::vector<double> numbers, int64_t score, int64_t lift, double dropout_p,
-                                          bool weights_wanted) {
+std::tuple<Tensor, Tensor> edge_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                          const std::vector<Tensor>& by_target, const std::vector<Tensor>&,
+                                          const std::optional<Tensor>& seed, const std::vector<Tensor>& tensors,
+                                          const std::vector<double>& numbers, int64_t score, int64_t lift,
+                                          double dropout_p, bool weights_wanted) {
   const int64_t heads = query.size(1), count = by_target[1].size(0);
   Tensor out = torch::stable::new_empty(query, {query.size(2), heads, value.size(3)});
   std::vector<int64_t> shape{0};
@@ -154,11 +156,12 @@ std::tuple<Tensor, Tensor> edge_attention(Tensor query, Tensor key, Tensor value
 }
 
 /// -> dq [targets, H, E], dk [sources, H, E], dv [sources, H, Ev], then the gradient of each tensor
-std::vector<Tensor> edge_attention_backward(Tensor query, Tensor key, Tensor value, std::vector<Tensor> by_target,
-                                            std::vector<Tensor> by_source, std::optional<Tensor> seed,
-                                            std::vector<Tensor> tensors, std::vector<double> numbers, int64_t score,
-                                            int64_t lift, double dropout_p, Tensor grad_out,
-                                            std::optional<Tensor> grad_weights) {
+std::vector<Tensor> edge_attention_backward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                            const std::vector<Tensor>& by_target, const std::vector<Tensor>& by_source,
+                                            const std::optional<Tensor>& seed, const std::vector<Tensor>& tensors,
+                                            const std::vector<double>& numbers, int64_t score, int64_t lift,
+                                            double dropout_p, const Tensor& grad_out,
+                                            const std::optional<Tensor>& grad_weights) {
   const ScalarType dtype = query.scalar_type();
   const ScalarType wide = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   auto like = [&](const Tensor& t) {
@@ -193,6 +196,7 @@ std::vector<Tensor> edge_attention_backward(Tensor query, Tensor key, Tensor val
 
 }  // namespace coneheads
 
+// TORCH_BOX would copy what a function takes by value, at every call.
 STABLE_TORCH_LIBRARY_IMPL(coneheads, CPU, library) {
   library.impl("cpp_edge_attention", TORCH_BOX(&coneheads::edge_attention));
   library.impl("cpp_edge_attention_backward", TORCH_BOX(&coneheads::edge_attention_backward));
