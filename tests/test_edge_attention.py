@@ -9,7 +9,7 @@ import torch
 import coneheads
 from coneheads import SortedEdges, backends, edge_attention
 from tests import plain
-from tests.cases import SCORE_NAMES
+from tests.cases import SCORE_NAMES, needs_compiler
 
 NAMES = [*SCORE_NAMES, "concatenation"]
 BACKENDS = [backend.name for backend in backends.EDGE_BACKENDS if backend.available()]
@@ -154,6 +154,7 @@ def test_weights_are_those_of_the_edges_in_their_order_and_have_a_gradient(name,
     ],
 )
 @pytest.mark.parametrize("shape", [(3,), ()])
+@needs_compiler
 def test_learned_parameters_have_the_gradient_of_the_reference(make, shape):
     query, key, value, index = graph()
     parameters = [torch.full(shape, size, dtype=torch.float64, requires_grad=True) for size in (0.7, 1.3)]
@@ -178,6 +179,7 @@ def test_gradients_agree_with_differences(name, backend):
 
 
 @every_score
+@needs_compiler
 def test_dropout_drops_the_same_weights_in_every_backend(name):
     query, key, value, index = graph(name=name)
     found = []
@@ -248,6 +250,7 @@ def test_the_order_of_edges_changes_nothing_but_the_order_of_weights():
 
 
 @every_score
+@needs_compiler
 def test_the_number_of_threads_changes_no_bit(name):
     query, key, value, index = graph(targets=3000, sources=3000, edges=30_000, dtype=torch.float32, name=name)
     before = torch.get_num_threads()
@@ -308,6 +311,7 @@ def test_under_autocast_it_computes_in_the_dtype_of_autocast():
     torch.testing.assert_close(out.float(), edge_attention(query, key, value, index), rtol=0.05, atol=0.05)
 
 
+@needs_compiler
 def test_the_operator_passes_torchs_own_checks():
     query, key, value, index = graph(targets=6, sources=7, edges=12, dtype=torch.float64)
     edges = SortedEdges.of(index.clamp_max(5), 7, 6)
@@ -317,6 +321,7 @@ def test_the_operator_passes_torchs_own_checks():
     torch.library.opcheck(torch.ops.coneheads.cpp_edge_attention.default, arguments)
 
 
+@needs_compiler
 def test_a_second_derivative_is_the_references():
     query, key, value, index = graph()
     out = edge_attention(query, key, value, index, backend="reference")
@@ -327,6 +332,7 @@ def test_a_second_derivative_is_the_references():
         torch.autograd.grad(first.sum(), query)
 
 
+@needs_compiler
 def test_no_message_is_ever_in_memory():
     """64 heads and values of 64 features on a million edges would be 16 GB of messages; 4 GB must do."""
     code = """
