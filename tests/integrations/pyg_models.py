@@ -7,6 +7,12 @@ from torch_geometric.nn.attention import PerformerAttention, SGFormerAttention
 from torch_geometric.nn.models.attentive_fp import GATEConv
 
 NODES, CHANNELS = 8, 12
+HEADS, SIZE = 2, 6
+
+
+def layer(kind, *sizes, **settings):
+    """A layer of this class for the features of ``graph()``, where nothing else is said."""
+    return kind(*(sizes or (CHANNELS, SIZE)), **{"heads": HEADS} | settings)
 
 
 def graph():
