@@ -13,6 +13,18 @@ namespace coneheads {
 
 using torch::stable::Tensor;
 
+/// A contiguous tensor without values. torch::stable::new_empty would look its operator up by name at every call, which
+/// small calls feel.
+Tensor new_tensor(std::initializer_list<int64_t> size, ScalarType dtype) {
+  int64_t strides[4], stride = 1;
+  for (size_t i = size.size(); i-- > 0; stride *= std::max<int64_t>(size.begin()[i], 1)) strides[i] = stride;
+  const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(size.size()), size.begin(), strides, number,
+                                                         aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
+
 template <class T>
 Problem<T> problem_of(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                       const std::optional<Tensor>& seed, const std::vector<Tensor>& tensors,
@@ -49,8 +61,8 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
                                      const std::optional<Tensor>& mask, const std::optional<Tensor>& seed,
                                      const std::vector<Tensor>& tensors, const std::vector<double>& numbers,
                                      int64_t score, int64_t lift, bool is_causal, double dropout_p) {
-  Tensor out = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2), value.size(3)});
-  Tensor lse = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2)}, ScalarType::Double);
+  Tensor out = new_tensor({query.size(0), query.size(1), query.size(2), value.size(3)}, query.scalar_type());
+  Tensor lse = new_tensor({query.size(0), query.size(1), query.size(2)}, ScalarType::Double);
   auto run = [&](auto zero) {
     using T = decltype(zero);
     const Problem<T> p =
@@ -89,7 +101,7 @@ std::vector<Tensor> attention_backward(const Tensor& query, const Tensor& key, c
   const ScalarType wide = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   auto zeros = [&](const Tensor& like) { return torch::stable::new_zeros(query, like.sizes(), wide); };
   std::vector<Tensor> grads{zeros(query), zeros(key), zeros(value)};
-  grads.push_back(mask_wanted ? zeros(*mask) : torch::stable::new_empty(query, {0}, wide));
+  grads.push_back(mask_wanted ? zeros(*mask) : new_tensor({0}, wide));
   for (const Tensor& tensor : tensors) grads.push_back(zeros(tensor));
   const Tensor contiguous_lse = torch::stable::contiguous(lse), contiguous_grad = torch::stable::contiguous(grad_lse);
   auto run = [&](auto zero) {
@@ -137,10 +149,9 @@ std::tuple<Tensor, Tensor> edge_attention(const Tensor& query, const Tensor& key
                                           const std::vector<double>& numbers, int64_t score, int64_t lift,
                                           double dropout_p, bool weights_wanted) {
   const int64_t heads = query.size(1), count = by_target[1].size(0);
-  Tensor out = torch::stable::new_empty(query, {query.size(2), heads, value.size(3)});
-  std::vector<int64_t> shape{0};
-  if (weights_wanted) shape = {count, heads};
-  Tensor weights = torch::stable::new_empty(query, shape);
+  const ScalarType dtype = query.scalar_type();
+  Tensor out = new_tensor({query.size(2), heads, value.size(3)}, dtype);
+  Tensor weights = weights_wanted ? new_tensor({count, heads}, dtype) : new_tensor({0}, dtype);
   auto run = [&](auto zero) {
     using T = decltype(zero);
     const Problem<T> p =
@@ -164,9 +175,7 @@ std::vector<Tensor> edge_attention_backward(const Tensor& query, const Tensor& k
                                             const std::optional<Tensor>& grad_weights) {
   const ScalarType dtype = query.scalar_type();
   const ScalarType wide = dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  auto like = [&](const Tensor& t) {
-    return torch::stable::new_empty(query, {t.size(2), t.size(1), t.size(3)}, wide);
-  };
+  auto like = [&](const Tensor& t) { return new_tensor({t.size(2), t.size(1), t.size(3)}, wide); };
   std::vector<Tensor> grads{like(query), like(key), like(value)};
   for (const Tensor& tensor : tensors) grads.push_back(torch::stable::new_zeros(query, tensor.sizes(), wide));
   auto run = [&](auto zero) {
