@@ -52,7 +52,8 @@ def backward_rows(
     """
     blocks = tl.cdiv(length, BM)
     head = (tl.program_id(0) // blocks).to(tl.int64)
-    rows = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+    first_row = tl.program_id(0) % blocks * BM
+    rows = first_row + tl.arange(0, BM)
     kv_head = head // group
     Q += head * length * positions
     K += kv_head * keys * positions
@@ -60,41 +61,40 @@ def backward_rows(
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = tiles.constants(CONSTANTS, head)
 
-    q = tiles.load_rows(Q, rows, length, positions, DP, coordinates)
+    q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
     shift = tiles.load_numbers(SHIFT + head * length, rows, length)
 
-    totals, products = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
-    end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
+    total, products = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
-        k = tiles.load_rows(K, columns, keys, positions, DP)
+        k = tiles.load_rows(K, start, keys, positions, BN, DP)
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
         k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         m, _ = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
+            q, k, q_sq, k_sq, Q, K, first_row, start, length, keys, positions, coordinates,
             MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
             m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
             SCORE, MASKED, CAUSAL,
         )  # fmt: skip
-        v = tiles.load_rows(V, columns, keys, values, DV)
+        v = tiles.load_rows(V, start, keys, values, BN, DV)
         _, product = weights_and_gradients(
             s, lse, rest, tl.zeros([BM], tl.float32), v, grad_out, tl.load(SEED), head * length + rows, columns,
             dropout_p, DROPOUT, PRECISION, WIDEN,
         )  # fmt: skip
-        totals += weights_of(s, lse, rest)
-        products += product
-    total = tl.sum(totals, 1)
+        total += tl.sum(weights_of(s, lse, rest), 1)
+        products += tl.sum(product, 1)
     total = tl.where(total == 0, 1.0, total)
-    tl.store(SHIFT + head * length + rows, shift - tl.sum(products, 1) / total, mask=rows < length)
+    tl.store(SHIFT + head * length + rows, shift - products / total, mask=rows < length)
     tl.store(REST + head * length + rows, rest + tl.log2(total), mask=rows < length)
 
 
@@ -111,7 +111,8 @@ def backward_queries(
     """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L]; with PARAMETERS also GRAD_PARAMETERS [2, B, H, L], a sum a row."""
     blocks = tl.cdiv(length, BM)
     head = (tl.program_id(0) // blocks).to(tl.int64)
-    rows = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+    first_row = tl.program_id(0) % blocks * BM
+    rows = first_row + tl.arange(0, BM)
     kv_head = head // group
     Q += head * length * positions
     K += kv_head * keys * positions
@@ -119,35 +120,35 @@ def backward_queries(
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = tiles.constants(CONSTANTS, head)
 
-    q = tiles.load_rows(Q, rows, length, positions, DP, coordinates)
+    q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
     shift = tiles.load_numbers(SHIFT + head * length, rows, length)
 
     grad = tl.zeros([BM, DP], tl.float32)  # the sum of w k
     pull = tl.zeros([BM], tl.float32)  # the sum of w
-    grad_level = tl.zeros([BM, BN], tl.float32)
-    first, second = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
-    end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
+    grad_level = tl.zeros([BM], tl.float32)
+    first, second = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
-        k = tiles.load_rows(K, columns, keys, positions, DP)
+        k = tiles.load_rows(K, start, keys, positions, BN, DP)
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
         k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         m, any_near = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
+            q, k, q_sq, k_sq, Q, K, first_row, start, length, keys, positions, coordinates,
             MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
             m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
             SCORE, MASKED, CAUSAL,
         )  # fmt: skip
-        v = tiles.load_rows(V, columns, keys, values, DV)
+        v = tiles.load_rows(V, start, keys, values, BN, DV)
         _, g = weights_and_gradients(
             s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
             DROPOUT, PRECISION, WIDEN,
@@ -156,20 +157,20 @@ def backward_queries(
             SCORE, g, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c
         )
         if PARAMETERS:
-            first += for_first
-            second += for_second
-        grad_level += for_level
+            first += tl.sum(for_first, 1)
+            second += tl.sum(for_second, 1)
+        grad_level += tl.sum(for_level, 1)
         grad, pull = tiles.add_gradients(
-            grad, pull, w, m, any_near, q_sq, k, Q, K, rows, columns, length, keys, positions, coordinates, True,
-            MEASURE, ONES, ROUND, WIDEN, DP,
+            grad, pull, w, m, any_near, q_sq, k, Q, K, first_row, start, length, keys, positions, coordinates, True,
+            MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
         )  # fmt: skip
     grad = tiles.gradient_of(q, pull, grad, coordinates, True, MEASURE, ONES, DP)
-    tiles.store_rows(GRAD_Q + head * length * positions, grad, rows, length, positions, DP)
-    tl.store(GRAD_Q_LEVEL + head * length + rows, tl.sum(grad_level, 1), mask=rows < length)
+    tiles.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
+    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level, mask=rows < length)
     if PARAMETERS:
         all_rows = tl.num_programs(0).to(tl.int64) // blocks * length
-        tl.store(GRAD_PARAMETERS + head * length + rows, tl.sum(first, 1), mask=rows < length)
-        tl.store(GRAD_PARAMETERS + all_rows + head * length + rows, tl.sum(second, 1), mask=rows < length)
+        tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
+        tl.store(GRAD_PARAMETERS + all_rows + head * length + rows, second, mask=rows < length)
 
 
 @triton.jit
@@ -190,8 +191,8 @@ def backward_keys(
     K += kv_head * keys * positions
     V += kv_head * keys * values
 
-    k = tiles.load_rows(K, columns, keys, positions, DP, coordinates)
-    v = tiles.load_rows(V, columns, keys, values, DV)
+    k = tiles.load_rows(K, first_column, keys, positions, BN, DP, coordinates)
+    v = tiles.load_rows(V, first_column, keys, values, BN, DV)
     k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
     k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
     k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
@@ -207,17 +208,17 @@ def backward_keys(
         a, b, c, factor = tiles.constants(CONSTANTS, head)
         for start in range(first_column // BM * BM if CAUSAL else 0, length, BM):
             rows = start + tl.arange(0, BM)
-            q = tiles.load_rows(queries, rows, length, positions, DP)
+            q = tiles.load_rows(queries, start, length, positions, BM, DP)
             q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
             q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
             q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-            grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+            grad_out = tiles.load_rows(GRAD_OUT + head * length * values, start, length, values, BM, DV)
             # Rows beyond the last query have weights of 0.
             lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
             rest = tiles.load_numbers(REST + head * length, rows, length)
             shift = tiles.load_numbers(SHIFT + head * length, rows, length)
             m, any_near = tiles.measure(
-                q, k, q_sq, k_sq, queries, K, rows, columns, length, keys, positions, coordinates,
+                q, k, q_sq, k_sq, queries, K, start, first_column, length, keys, positions, coordinates,
                 MEASURE, ROUND, WIDEN, BM, BN,
             )  # fmt: skip
             s = tiles.scores_of(
@@ -234,12 +235,12 @@ def backward_keys(
             )
             grad_level += for_level
             grad, pull = tiles.add_gradients(
-                grad, pull, w, m, any_near, q_sq, q, queries, K, rows, columns, length, keys, positions, coordinates,
-                False, MEASURE, ONES, ROUND, WIDEN, DP,
+                grad, pull, w, m, any_near, q_sq, q, queries, K, start, first_column, length, keys, positions,
+                coordinates, False, MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
             )  # fmt: skip
     grad = tiles.gradient_of(k, pull, grad, coordinates, False, MEASURE, ONES, DP)
-    tiles.store_rows(GRAD_K + kv_head * keys * positions, grad, columns, keys, positions, DP)
-    tiles.store_rows(GRAD_V + kv_head * keys * values, grad_v, columns, keys, values, DV)
+    tiles.store_rows(GRAD_K + kv_head * keys * positions, grad, first_column, keys, positions, BN, DP)
+    tiles.store_rows(GRAD_V + kv_head * keys * values, grad_v, first_column, keys, values, BN, DV)
     tl.store(GRAD_K_LEVEL + kv_head * keys + columns, tl.sum(grad_level, 0), mask=columns < keys)
 
 
@@ -274,30 +275,30 @@ def backward_mask(
             a, b, c, factor = tiles.constants(CONSTANTS, head)
             for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
                 rows = row + tl.arange(0, BM)
-                q = tiles.load_rows(queries, rows, length, positions, DP, coordinates)
+                q = tiles.load_rows(queries, row, length, positions, BM, DP, coordinates)
                 q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
                 q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
                 q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-                grad_out = tiles.load_rows(GRAD_OUT + head * length * values, rows, length, values, DV)
+                grad_out = tiles.load_rows(GRAD_OUT + head * length * values, row, length, values, BM, DV)
                 # Rows beyond the last query have weights of 0.
                 lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
                 rest = tiles.load_numbers(REST + head * length, rows, length)
                 shift = tiles.load_numbers(SHIFT + head * length, rows, length)
                 for column in range(own_column, keys if ONE_COLUMN else tl.minimum(own_column + BN, keys), BN):
                     columns = column + tl.arange(0, BN)
-                    k = tiles.load_rows(keys_of_head, columns, keys, positions, DP)
+                    k = tiles.load_rows(keys_of_head, column, keys, positions, BN, DP)
                     k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
                     k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
                     k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
                     m, _ = tiles.measure(
-                        q, k, q_sq, k_sq, queries, keys_of_head, rows, columns, length, keys, positions, coordinates,
+                        q, k, q_sq, k_sq, queries, keys_of_head, row, column, length, keys, positions, coordinates,
                         MEASURE, ROUND, WIDEN, BM, BN,
                     )  # fmt: skip
                     s = tiles.scores_of(
                         m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,
                         length, keys, SCORE, MASKED, CAUSAL,
                     )  # fmt: skip
-                    v = tiles.load_rows(V + kv_head * keys * values, columns, keys, values, DV)
+                    v = tiles.load_rows(V + kv_head * keys * values, column, keys, values, BN, DV)
                     _, g = weights_and_gradients(
                         s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
                         DROPOUT, PRECISION, WIDEN,

@@ -21,7 +21,8 @@ def forward(
     """
     blocks = tl.cdiv(length, BM)
     head = (tl.program_id(0) // blocks).to(tl.int64)
-    rows = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+    first_row = tl.program_id(0) % blocks * BM
+    rows = first_row + tl.arange(0, BM)
     kv_head = head // group
     Q += head * length * positions
     K += kv_head * keys * positions
@@ -29,7 +30,7 @@ def forward(
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = tiles.constants(CONSTANTS, head)
 
-    q = tiles.load_rows(Q, rows, length, positions, DP, coordinates)
+    q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
@@ -38,15 +39,15 @@ def forward(
     total = tl.zeros([BM], tl.float32)
     out = tl.zeros([BM, DV], tl.float32)
     # With CAUSAL, tiles that are masked whole are skipped.
-    end = tl.minimum(keys, (tl.program_id(0) % blocks + 1) * BM) if CAUSAL else keys
+    end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
-        k = tiles.load_rows(K, columns, keys, positions, DP)
+        k = tiles.load_rows(K, start, keys, positions, BN, DP)
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
         k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         m, _ = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
+            q, k, q_sq, k_sq, Q, K, first_row, start, length, keys, positions, coordinates,
             MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         s = tiles.scores_of(
@@ -62,9 +63,9 @@ def forward(
         top = higher
         if DROPOUT:
             weights *= tiles.kept(tl.load(SEED), head * length + rows, columns, dropout_p)
-        v = tiles.load_rows(V, columns, keys, values, DV)
+        v = tiles.load_rows(V, start, keys, values, BN, DV)
         out = out * shrink[:, None] + tiles.product(weights.to(v.dtype), v, PRECISION, WIDEN)
     out = out / tl.where(total == 0, 1.0, total)[:, None]
-    tiles.store_rows(OUT + head * length * values, out, rows, length, values, DV)
+    tiles.store_rows(OUT + head * length * values, out, first_row, length, values, BM, DV)
     tl.store(TOP + head * length + rows, top, mask=rows < length)
     tl.store(TOTAL + head * length + rows, total, mask=rows < length)

@@ -59,7 +59,7 @@ class Blocks(NamedTuple):
 # positions and values are at the most. float32 is multiplied without tensor cores, which takes more registers.
 BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     "forward": {
-        (True, 64): Blocks(32, 32, 4, 2),
+        (True, 64): Blocks(32, 32, 4, 1),
         (True, 128): Blocks(32, 32, 8, 2),
         (True, 256): Blocks(16, 16, 8, 1),
         (False, 64): Blocks(64, 64, 4, 2),
@@ -68,7 +68,7 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     },
     "backward_queries": {
         (True, 32): Blocks(32, 16, 4, 2),
-        (True, 64): Blocks(16, 16, 8, 2),
+        (True, 64): Blocks(32, 32, 8, 1),
         (True, 128): Blocks(16, 16, 8, 2),
         (True, 256): Blocks(16, 16, 8, 2),
         (False, 64): Blocks(32, 32, 4, 2),
@@ -86,10 +86,10 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     },
 }
 # These hold less at once.
-BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(16, 16, 4, 2)}
+BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(32, 32, 4, 2)}
 BLOCKS["backward_mask"] = {
     **BLOCKS["backward_queries"],
-    (True, 64): Blocks(16, 16, 4, 3),
+    (True, 64): Blocks(32, 32, 8, 1),
     (False, 64): Blocks(32, 16, 4, 2),
     (False, 128): Blocks(16, 16, 4, 2),
 }

@@ -192,10 +192,8 @@ def _penumbral_slopes(SCORE: tl.constexpr, g, m, q_level, k_level, h, gamma, inv
         for_gamma = g * four_sq * -0.25
         more = g * 0
     else:
-        sq = four_sq * 0.25
-        floored = tl.maximum(sq, HEIGHT_SQ_FLOOR)
-        g_sq = tl.where(sq > HEIGHT_SQ_FLOOR, g / floored * (gamma * -0.5), 0.0)
-        for_gamma = g * tl.log(floored * inverse_h_sq) * -0.5
+        g_sq = tl.where(four_sq > 4 * HEIGHT_SQ_FLOOR, g / four_sq * (gamma * -2), 0.0)
+        for_gamma = g * tl.log(tl.maximum(four_sq * 0.25, HEIGHT_SQ_FLOOR) * inverse_h_sq) * -0.5
         more = g * (gamma / h)
     return g_sq * for_m, g_sq * for_q, g_sq * for_k, g_sq * for_h + more, for_gamma
 

@@ -1,8 +1,8 @@
 """What all Triton kernels do to a tile of pairs: measure it, score it, mask it, drop from it.
 
 Every kernel sees queries as rows and keys as columns, and calls ``scores_of`` on a tile: so forward and all kernels of
-backward find the same scores. Positions are stored in the dtype of the products, tensors are contiguous, and positions
-in memory are counted in 64 bits.
+backward find the same scores. Positions are stored in the dtype of the products, and tensors are contiguous. Where a
+tile begins in memory is counted in 64 bits, which is one number, and places inside of it in 32, which are many.
 """
 
 import triton
@@ -18,19 +18,24 @@ NOISE = tl.constexpr(4e-6)
 
 
 @triton.jit
-def load_rows(pointer, rows, count, width, PADDED: tl.constexpr, used=None):
-    """Rows of `width` numbers, all or the first `used` of them, as a tile [rows, PADDED]; 0 beyond both ends."""
-    columns = tl.arange(0, PADDED)
-    inside = (rows < count)[:, None] & (columns < (width if used is None else used))[None, :]
-    return tl.load(pointer + rows.to(tl.int64)[:, None] * width + columns[None, :], mask=inside, other=0.0)
+def load_rows(pointer, start, count, width, ROWS: tl.constexpr, PADDED: tl.constexpr, used=None):
+    """Rows of `width` numbers from `start` on, all or the first `used` numbers of them, as a tile [ROWS, PADDED].
+
+    It is 0 beyond both ends.
+    """
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    inside = (start + rows < count)[:, None] & (columns < (width if used is None else used))[None, :]
+    place = pointer + tl.cast(start, tl.int64) * width
+    return tl.load(place + (rows[:, None] * width + columns[None, :]), mask=inside, other=0.0)
 
 
 @triton.jit
-def store_rows(pointer, tile, rows, count, width, PADDED: tl.constexpr):
+def store_rows(pointer, tile, start, count, width, ROWS: tl.constexpr, PADDED: tl.constexpr):
     """The inverse of ``load_rows``."""
-    columns = tl.arange(0, PADDED)
-    inside = (rows < count)[:, None] & (columns < width)[None, :]
-    tl.store(pointer + rows.to(tl.int64)[:, None] * width + columns[None, :], tile, mask=inside)
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    inside = (start + rows < count)[:, None] & (columns < width)[None, :]
+    place = pointer + tl.cast(start, tl.int64) * width
+    tl.store(place + (rows[:, None] * width + columns[None, :]), tile, mask=inside)
 
 
 @triton.jit
@@ -86,12 +91,22 @@ def gradient_product(w, tile, ROUND: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def direct_distance_sq(Q, K, rows, columns, length, keys, positions, coordinates, BM: tl.constexpr, BN: tl.constexpr):
+def load_coordinate(pointer, start, count, width, i, ROWS: tl.constexpr):
+    """The i-th number of rows from `start` on, in float32; 0 beyond the end."""
+    rows = tl.arange(0, ROWS)
+    place = pointer + tl.cast(start, tl.int64) * width
+    return tl.load(place + (rows * width + i), mask=start + rows < count, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def direct_distance_sq(
+    Q, K, first_row, first_column, length, keys, positions, coordinates, BM: tl.constexpr, BN: tl.constexpr
+):
     """The squared distances of a tile from the differences of its positions."""
     total = tl.zeros([BM, BN], tl.float32)
     for i in range(coordinates):
-        q = tl.load(Q + rows.to(tl.int64) * positions + i, mask=rows < length, other=0.0).to(tl.float32) * -0.5
-        k = tl.load(K + columns.to(tl.int64) * positions + i, mask=columns < keys, other=0.0).to(tl.float32)
+        q = load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
+        k = load_coordinate(K, first_column, keys, positions, i, BN)
         difference = q[:, None] - k[None, :]
         total += difference * difference
     return total
@@ -99,13 +114,14 @@ def direct_distance_sq(Q, K, rows, columns, length, keys, positions, coordinates
 
 @triton.jit
 def direct_gradient(
-    grad, w, Q, K, rows, columns, length, keys, positions, coordinates, TO_QUERY: tl.constexpr, PADDED: tl.constexpr
-):
+    grad, w, Q, K, first_row, first_column, length, keys, positions, coordinates,
+    TO_QUERY: tl.constexpr, PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """Adds the sums of w (k - q) over the keys, or twice those over the queries, from the differences themselves."""
     places = tl.arange(0, PADDED)[None, :]
     for i in range(coordinates):
-        q = tl.load(Q + rows.to(tl.int64) * positions + i, mask=rows < length, other=0.0).to(tl.float32) * -0.5
-        k = tl.load(K + columns.to(tl.int64) * positions + i, mask=columns < keys, other=0.0).to(tl.float32)
+        q = load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
+        k = load_coordinate(K, first_column, keys, positions, i, BN)
         step = w * (k[None, :] - q[:, None])
         grad += tl.where(places == i, (tl.sum(step, 1) if TO_QUERY else 2 * tl.sum(step, 0))[:, None], 0.0)
     return grad
@@ -113,9 +129,9 @@ def direct_gradient(
 
 @triton.jit
 def add_gradients(
-    grad, pull, w, m, any_near, q_sq, other, Q, K, rows, columns, length, keys, positions, coordinates,
+    grad, pull, w, m, any_near, q_sq, other, Q, K, first_row, first_column, length, keys, positions, coordinates,
     TO_QUERY: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
-    PADDED: tl.constexpr,
+    PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """What a tile adds to the sums of w and of w times `other`, the points at the other end as they are in memory.
 
@@ -123,7 +139,9 @@ def add_gradients(
     the sums.
     """
     if MEASURE == "direct":
-        grad = direct_gradient(grad, w, Q, K, rows, columns, length, keys, positions, coordinates, TO_QUERY, PADDED)
+        grad = direct_gradient(
+            grad, w, Q, K, first_row, first_column, length, keys, positions, coordinates, TO_QUERY, PADDED, BM, BN
+        )
     else:
         w = round_gradients(w, ROUND)
         if MEASURE == "exact":
@@ -131,8 +149,9 @@ def add_gradients(
             if any_near:
                 near = tl.where(m < (q_sq * NEAR)[:, None], w, 0.0)
                 grad = direct_gradient(
-                    grad, near, Q, K, rows, columns, length, keys, positions, coordinates, TO_QUERY, PADDED
-                )
+                    grad, near, Q, K, first_row, first_column, length, keys, positions, coordinates,
+                    TO_QUERY, PADDED, BM, BN,
+                )  # fmt: skip
                 w -= near
         if not TO_QUERY:
             w = tl.trans(w)
@@ -164,7 +183,7 @@ def gradient_of(
 
 @triton.jit
 def measure(
-    q, k, q_sq, k_sq, Q, K, rows, columns, length, keys, positions, coordinates,
+    q, k, q_sq, k_sq, Q, K, first_row, first_column, length, keys, positions, coordinates,
     MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Products or squared distances of a tile, and whether a pair of it is near; queries of distances are -2 q.
@@ -173,7 +192,7 @@ def measure(
     from differences, "bounded" from products, what may be rounding taken off. ROUND: see ``round_gradients``.
     """
     if MEASURE == "direct":
-        return direct_distance_sq(Q, K, rows, columns, length, keys, positions, coordinates, BM, BN), False
+        return direct_distance_sq(Q, K, first_row, first_column, length, keys, positions, coordinates, BM, BN), False
     elif MEASURE == "bounded":
         squares = (q_sq - q_sq * NOISE)[:, None] + k_sq[None, :]
         return tl.maximum(product(q, tl.trans(k), ROUND, WIDEN, squares), 0.0), False
@@ -182,7 +201,7 @@ def measure(
         limit = (q_sq * NEAR)[:, None]
         any_near = tl.min(m - limit) < 0
         if any_near:
-            direct = direct_distance_sq(Q, K, rows, columns, length, keys, positions, coordinates, BM, BN)
+            direct = direct_distance_sq(Q, K, first_row, first_column, length, keys, positions, coordinates, BM, BN)
             m = tl.where(m < limit, direct, m)
         return m, any_near
     else:
