@@ -60,7 +60,7 @@ class Blocks(NamedTuple):
 BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     "forward": {
         (True, 64): Blocks(32, 32, 4, 1),
-        (True, 128): Blocks(32, 32, 8, 2),
+        (True, 128): Blocks(32, 32, 8, 1),
         (True, 256): Blocks(16, 16, 8, 1),
         (False, 64): Blocks(64, 64, 4, 2),
         (False, 128): Blocks(64, 32, 4, 2),
