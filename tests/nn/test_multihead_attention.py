@@ -206,6 +206,17 @@ def test_initialisation_and_state_dict_are_those_of_multihead_attention(shape):
     theirs.load_state_dict(ours.state_dict(), strict=True)
 
 
+@pytest.mark.parametrize("extra", [{}, {"qk_dim": 3, "add_bias_kv": True}])
+def test_weights_are_not_drawn_anew_while_a_loader_has_replaced_torchs_functions(extra, monkeypatch):
+    """As transformers does it in from_pretrained, where it calls _reset_parameters after the weights have come."""
+    layer = ConeMultiheadAttention(WIDTH, HEADS, **extra)
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    for name in ("uniform_", "xavier_uniform_", "xavier_normal_", "zeros_"):
+        monkeypatch.setattr(nn.init, name, lambda tensor, *_: tensor)
+    layer._reset_parameters()
+    assert all(map(torch.equal, layer.parameters(), before))
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("qk_dim", [2, 3, 4, 9])
 @pytest.mark.parametrize("score", ["dot", "umbral"])

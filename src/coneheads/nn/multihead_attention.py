@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.init import uniform_, xavier_normal_, xavier_uniform_, zeros_
+from torch.nn import init  # not its functions: transformers replaces them while it loads, lest weights be drawn anew
 
 from coneheads import _checks
 from coneheads.nn import masks
@@ -145,16 +145,16 @@ class ConeMultiheadAttention(nn.MultiheadAttention):
         if (self.qk_dim, self.num_kv_heads) != (self.head_dim, self.num_heads) and self.in_proj_weight is None:
             for weight in separate:
                 bound = math.sqrt(6 / (4 * weight.shape[1]))
-                uniform_(weight, -bound, bound)
+                init.uniform_(weight, -bound, bound)
         else:
             for weight in separate if self.in_proj_weight is None else (self.in_proj_weight,):
-                xavier_uniform_(weight)
+                init.xavier_uniform_(weight)
         if self.in_proj_bias is not None:
-            zeros_(self.in_proj_bias)
-            zeros_(self.out_proj.bias)
+            init.zeros_(self.in_proj_bias)
+            init.zeros_(self.out_proj.bias)
         for extra in (self.bias_k, self.bias_v):
             if extra is not None:
-                xavier_normal_(extra)
+                init.xavier_normal_(extra)
 
     def forward(
         self,
