@@ -331,6 +331,33 @@ def test_what_was_learned_is_loaded_and_can_be_reverted(saved):
     assert integration.ENTRY not in loaded.config
 
 
+class Own(diffusers.ModelMixin, diffusers.ConfigMixin):
+    """A user's model around PyTorch's encoder, saved by diffusers."""
+
+    @diffusers.configuration_utils.register_to_config
+    def __init__(self, width=16):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x, padding=None):
+        return self.encoder(x, src_key_padding_mask=padding)
+
+
+def test_multihead_attention_inside_a_model_of_diffusers_survives_saving(tmp_path):
+    model, x = Own().eval(), torch.randn(2, 4, 16)
+    coneheads.convert(model, "umbral", where="*.1.*", learn_gamma=True, probe=x)
+    model.save_pretrained(tmp_path)
+    assert "this model has cone attention" in (tmp_path / "config.json").read_text()
+    loaded, padding = Own.from_pretrained(tmp_path), torch.arange(4).expand(2, -1) > 2
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x, padding), model(x, padding), rtol=0, atol=1e-6)
+    assert coneheads.revert(loaded) == ["encoder.layers.1.self_attn"]
+    assert integration.ENTRY not in loaded.config
+    loaded.save_pretrained(tmp_path)
+    assert "cone" not in (tmp_path / "config.json").read_text()
+
+
 @pytest.mark.parametrize("how", [{"low_cpu_mem_usage": False}, {"torch_dtype": torch.bfloat16}])
 def test_options_of_loading_work(saved, how):
     loaded = diffusers.DiTTransformer2DModel.from_pretrained(saved[0] / "dit", **how).float()

@@ -459,3 +459,18 @@ def test_deit_of_timm_and_of_transformers_agree(name):
         torch.testing.assert_close(theirs(x).logits, logits, atol=1e-4, rtol=0)
         revert(ours)
         revert(theirs)
+
+
+def test_a_model_of_timm_wrapped_by_transformers_survives_its_saving(tmp_path):
+    sizes = {name: size for name, size in timm_models.SMALL.items() if name != "num_classes"}
+    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=sizes, num_labels=3)
+    model = transformers.TimmWrapperForImageClassification(config).eval()
+    x = image()
+    convert(model, "umbral", learn_gamma=True, probe=x)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.TimmWrapperForImageClassification.from_pretrained(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x).logits, model(x).logits, rtol=0, atol=1e-6)
+    assert len(revert(loaded)) == 2
+    loaded.save_pretrained(tmp_path)
+    assert "coneheads" not in (tmp_path / "config.json").read_text()

@@ -12,7 +12,7 @@ from coneheads.integrations.transformers import inputs_for, register, restore
 from coneheads.integrations.transformers_attention import attention
 from coneheads.nn import ConeAttention
 from coneheads.scores import BY_NAME
-from tests.integrations.transformers_models import MODELS, REFUSED
+from tests.integrations.transformers_models import MODELS, REFUSED, VISION
 
 DECODERS = ["LlamaForCausalLM", "GPT2LMHeadModel"]
 KEY_PROJECTIONS = ("k_proj.weight", "key.weight", "k.weight", "c_attn.weight", "query_key_value.weight")
@@ -76,6 +76,7 @@ def test_every_family_keeps_its_logits_with_the_dot_product_and_changes_them_wit
         assert not report.skipped
         torch.testing.assert_close(logits(model, **given), before, atol=5e-6, rtol=1e-5)
     for score in ("penumbral", "umbral"):
+        revert(model)
         report = convert(model, score, learn_gamma=True)
         after = logits(model, **given)
         assert (after - before).abs().max() > 1e-4
@@ -350,12 +351,42 @@ def test_a_second_conversion_that_fails_takes_back_only_its_own_layers(monkeypat
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_layer_that_is_converted_already_says_so_and_keeps_its_score():
+    model = MODELS["LlamaForCausalLM"]()
+    convert(model, "umbral")
+    with pytest.raises(ValueError, match="it has the score 'umbral' already: call revert first"):
+        convert(model, "penumbral")
+    assert model.model.layers[0].self_attn.cone.base.name == "umbral"
+
+
 def test_a_model_whose_input_is_unknown_asks_for_a_probe():
     wrapped = torch.nn.Sequential(MODELS["LlamaForCausalLM"]())
     with pytest.raises(ValueError, match=r"no input is known for Sequential.*probe="):
         convert(wrapped)
     report = convert(wrapped, probe=tokens())
     assert [layer.name for layer in report.swapped] == [f"0.model.layers.{i}.self_attn" for i in (0, 1)]
+
+
+def test_a_model_that_needs_more_than_tokens_and_images_asks_for_a_probe():
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 4, "max_target_positions": 8}
+    sizes |= {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 50, "num_mel_bins": 8}
+    sizes |= {
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 1,
+    }
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes)).eval()
+    with pytest.raises(RuntimeError, match=r"a forward of WhisperForConditionalGeneration failed .*probe="):
+        convert(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert len(convert(model, probe={"input_features": torch.randn(1, 8, 8), "decoder_input_ids": tokens(3)[:1]})) == 3
+
+    eye = transformers.ViTConfig(**VISION)
+    mouth = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50, add_cross_attention=True)
+    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(eye, mouth)
+    with pytest.raises(ValueError, match=r"no input is known for VisionEncoderDecoderModel.*probe="):
+        convert(transformers.VisionEncoderDecoderModel(pair))
 
 
 def test_an_older_transformers_is_refused_with_the_reason(monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     BertForMaskedLM,
@@ -17,7 +18,10 @@ from transformers import (
     CLIPTextModel,
     LlamaForCausalLM,
     LlamaModel,
+    PreTrainedConfig,
     PreTrainedModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
     Trainer,
     TrainingArguments,
 )
@@ -25,7 +29,7 @@ from transformers import (
 from coneheads import Umbral
 from coneheads.integrations.conversion import convert, revert
 from coneheads.integrations.transformers import ADVICE, inputs_for, register
-from coneheads.nn import ConeAttention
+from coneheads.nn import ConeAttention, ConeMultiheadAttention
 from tests.integrations.transformers_models import MODELS
 
 SAVED = ["LlamaForCausalLM", "CLIPModel", "T5ForConditionalGeneration", "MarianMTModel", "SwinForImageClassification"]
@@ -187,6 +191,72 @@ def test_who_asks_for_sdpa_gets_it(tmp_path):
     assert same(model, loaded)
     loaded.save_pretrained(tmp_path / "again")
     assert "coneheads" not in (tmp_path / "again" / "config.json").read_text()
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own"
+
+
+class Own(PreTrainedModel):
+    """A user's model around PyTorch's encoder; its class does not ask transformers' interface for attention."""
+
+    config_class = OwnConfig
+    _can_set_attn_implementation_cached_value = False
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.built = ConeMultiheadAttention(16, 2, batch_first=True, qk_dim=3)
+        self.post_init()
+
+    def forward(self, inputs_embeds: torch.Tensor, padding: torch.Tensor | None = None) -> tuple[torch.Tensor]:
+        x = self.encoder(inputs_embeds, src_key_padding_mask=padding)
+        return (self.built(x, x, x)[0],)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_layers_of_torch_in_a_model_of_ones_own_survive_saving(converted, tmp_path):
+    model = Own(OwnConfig()).eval()
+    given = {"inputs_embeds": torch.randn(2, 4, 16)}
+    if converted:
+        convert(model, "umbral", learn_gamma=True, where="*.1.*", probe=dict(given))
+        given["padding"] = torch.arange(4).expand(2, -1) > 2
+    model.save_pretrained(tmp_path)
+    loaded = Own.from_pretrained(tmp_path)
+    assert not loaded.training
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**given)[0], model(**given)[0], rtol=0, atol=1e-6)
+    assert all(map(torch.equal, model.parameters(), loaded.parameters()))
+    text = (tmp_path / "config.json").read_text()
+    assert ("coneheads beside sdpa" + ADVICE in text or "coneheads beside eager" + ADVICE in text) == converted
+    assert loaded.config._attn_implementation == model.config._attn_implementation != "coneheads"
+    if converted:
+        assert revert(loaded) == ["encoder.layers.1.self_attn"]
+        loaded.save_pretrained(tmp_path)
+        assert "coneheads" not in (tmp_path / "config.json").read_text()
+        assert type(loaded.built) is ConeMultiheadAttention
+
+
+@pytest.mark.parametrize("where", [None, "head.*", "encoder.*"])
+def test_the_multihead_attention_inside_a_model_of_transformers_survives_saving(where, tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
+    model = SiglipVisionModel(SiglipVisionConfig(**sizes, image_size=8, patch_size=4)).eval()
+    report = convert(model, "umbral", where, learn_gamma=True)
+    assert len(report.found) == 2
+    image = torch.randn(2, 3, 8, 8)
+    model.save_pretrained(tmp_path)
+    loaded = SiglipVisionModel.from_pretrained(tmp_path)
+    want, got = (aligned(each)(image).pooler_output for each in (model, loaded))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+    learned = {key for key in loaded.state_dict() if "cone" in key}
+    assert learned == {f"{layer.name}.cone.log_gamma" for layer in report.swapped}
+    if where is not None:  # the other one can be converted later
+        assert len(convert(loaded, "penumbral")) == 1
+        assert len(loaded.config.coneheads["layers"]) == len(loaded.config.coneheads["others"]) == 1
+    assert len(revert(loaded)) == 2
+    assert not hasattr(loaded.config, "coneheads")
+    assert loaded.config._attn_implementation == "sdpa"
 
 
 def test_trainer_learns_gamma_and_its_checkpoint_loads(tmp_path: Path):

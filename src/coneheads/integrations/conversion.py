@@ -18,13 +18,14 @@ from coneheads.integrations.layers import Layer, Library, Settings
 from coneheads.nn import ConeAttention
 from coneheads.scores import Score, resolve
 
-#: the library that must have been imported for its file to be of use, and the file
+#: the library that must have been imported for its file to be of use, and the file; those that save models come last,
+#: since a model of theirs may hold layers of the others
 LIBRARIES = {
     "torch": "torch_nn",
-    "transformers": "transformers",
     "timm": "timm",
-    "diffusers": "diffusers",
     "torch_geometric": "pyg",
+    "diffusers": "diffusers",
+    "transformers": "transformers",
 }
 
 
@@ -116,8 +117,7 @@ def convert(
     try:
         cones: dict[str, ConeAttention] = {}
         for library in libraries:
-            own = [layer for home, layer in chosen if home is library]
-            cones |= library.swap(model, own, settings) if own else {}
+            cones |= library.swap(model, [layer for home, layer in chosen if home is library], settings)
         if run is not None:
             probing.check_called(run, cones)
     except BaseException:

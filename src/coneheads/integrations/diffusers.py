@@ -14,6 +14,7 @@ import torch
 from diffusers.configuration_utils import ConfigMixin, FrozenDict
 from torch import nn
 
+from coneheads.integrations import torch_nn
 from coneheads.integrations.diffusers_attention import KEPT, ConeAttnProcessor, cones, put, take_out, why_not
 from coneheads.integrations.layers import Inputs, Layer, Settings
 from coneheads.nn import ConeAttention
@@ -67,8 +68,12 @@ def _from_config(cls: Any, config: Any = None, *args: Any, **kwargs: Any) -> Any
     model = built[0] if isinstance(built, tuple) else built
     # Instead of a config a path is deprecated, but taken.
     for name, settings in (entry or model.config.get(ENTRY, {})).items():
-        attn = model.get_submodule(name)
-        put(attn, ConeAttention.from_config(settings, attn.heads, attn.inner_dim // attn.heads))
+        layer = model.get_submodule(name)
+        if isinstance(layer, nn.MultiheadAttention):
+            torch_nn.put(layer, ConeAttention.from_config(settings, layer.num_heads, layer.head_dim))
+            torch_nn.keep_padded(model)
+        else:
+            put(layer, ConeAttention.from_config(settings, layer.heads, layer.inner_dim // layer.heads))
     if entry:
         _note(model)
     return built
@@ -98,9 +103,13 @@ def _to_json_string(self: Any) -> str:
 
 
 def _note(model: nn.Module) -> None:
-    """Makes the configs in memory say what is converted, so that ``from_config(model.config)`` builds the same."""
+    """Makes the configs in memory say what is converted, so that ``from_config(model.config)`` builds the same.
+
+    Also for layers of other libraries, which ``swap`` and ``restore`` were not given.
+    """
     for module in model.modules():
         if isinstance(module, ConfigMixin) and hasattr(module, "_internal_dict"):
+            register()
             config = {name: value for name, value in module.config.items() if name != ENTRY}
             entry = {name: _described(cone) for name, cone in cones(module).items()}
             # register_to_config can add an entry, but not remove one.
@@ -131,7 +140,6 @@ def find(model: nn.Module, run: Callable[[], Any] | None) -> list[Layer]:
 
 def swap(model: nn.Module, layers: Sequence[Layer], settings: Settings) -> dict[str, ConeAttention]:
     """Another processor for each layer, and an entry in the config of the model."""
-    register()
     called = {layer.name: put(layer.module, settings.attention(layer)) for layer in layers}
     _note(model)
     return called
@@ -143,8 +151,7 @@ def restore(model: nn.Module, names: Collection[str] | None = None) -> list[str]
     restored = [name for name in converted if names is None or name in names]
     for name in restored:
         take_out(converted[name])
-    if restored:
-        _note(model)
+    _note(model)
     return restored
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from diffusers.models.attention_processor import Attention, AttnProcessor, AttnProcessor2_0
 from torch import Tensor, nn
 
-from coneheads.nn import ConeAttention
+from coneheads.integrations import torch_nn
+from coneheads.nn import ConeAttention, ConeMultiheadAttention
 
 #: the attribute of a converted layer with the processor that it had, and the handle of ``_watch``
 KEPT = "before_cone_attention"
@@ -99,9 +100,13 @@ def take_out(attn: Any) -> None:
 
 
 def cones(model: nn.Module) -> dict[str, ConeAttention]:
-    """What the converted layers of a model call, by the name of the layer."""
-    found = ((name, getattr(module, "processor", None)) for name, module in model.named_modules())
-    return {name: processor.cone for name, processor in found if isinstance(processor, ConeAttnProcessor)}
+    """What the converted layers of a model call, by the name of the layer; ``nn.MultiheadAttention`` may be one too."""
+    found: dict[str, Any] = {
+        name: module if torch_nn.is_converted(module) else getattr(module, "processor", None)
+        for name, module in model.named_modules()
+    }
+    ours = (ConeAttnProcessor, ConeMultiheadAttention)
+    return {name: holder.cone for name, holder in found.items() if isinstance(holder, ours)}
 
 
 def why_not(attn: Any) -> str:

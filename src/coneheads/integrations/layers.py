@@ -66,7 +66,10 @@ class Library(Protocol):
         """
 
     def swap(self, model: nn.Module, layers: Sequence[Layer], settings: Settings) -> dict[str, ConeAttention]:
-        """Converts these layers in place, weights kept. Returns what each of them calls from now on, by name."""
+        """Converts these layers in place, weights kept. Returns what each of them calls from now on, by name.
+
+        Also called without layers, after those of other libraries: what saves a model has to know of theirs too.
+        """
 
     def restore(self, model: nn.Module, names: Collection[str] | None = None) -> list[str]:
         """Undoes ``swap`` in the layers of these names, or wherever it finds its traces. Returns the names."""

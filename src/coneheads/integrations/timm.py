@@ -36,8 +36,7 @@ class _Converted:
         """The input [B, N, C] of the layer and its query, key and value, each [B, H, N, E], to its output [B, N, C]."""
         query, key, value = heads
         if self.fused_attn:
-            dropout_p = self.attn_drop.p if self.training else 0.0
-            out, _ = self.cone(query, key, value, attn_mask, dropout_p, is_causal)
+            out, _ = self.cone(query, key, value, attn_mask, self.attn_drop.p if self.training else 0.0, is_causal)
         else:
             _, weights = self.cone(query, key, value, attn_mask, 0.0, is_causal, scaling=self.scale, need_weights=True)
             out = self.attn_drop(weights) @ value
@@ -133,8 +132,7 @@ def attention_layer(
     class Recipe(ConeVisionAttention):
         # timm wants a class, and a layer of a class made here could not be pickled: so no layer is of this class.
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            kwargs |= {"score": score, "learn_gamma": learn_gamma, "learn_radius": learn_radius}
-            return ConeVisionAttention(*args, **kwargs)
+            return ConeVisionAttention(*args, **kwargs, score=score, learn_gamma=learn_gamma, learn_radius=learn_radius)
 
     return Recipe
 
@@ -153,11 +151,14 @@ def find(model: nn.Module, run: Callable[[], Any] | None) -> Sequence[Layer]:
 
 def swap(model: nn.Module, layers: Sequence[Layer], settings: Settings) -> dict[str, ConeAttention]:
     """Changes the class of each layer, so that all else about it stays."""
-    cones = {layer.name: settings.attention(layer) for layer in layers}
-    for layer in layers:
-        layer.module.__class__ = CONVERTED[type(layer.module)]
-        setattr(layer.module, CONE, cones[layer.name])
-    return cones
+    return {layer.name: put(layer.module, settings.attention(layer)) for layer in layers}
+
+
+def put(module: nn.Module, cone: ConeAttention) -> ConeAttention:
+    """Gives a layer of timm's this attention."""
+    module.__class__ = CONVERTED[type(module)]
+    setattr(module, CONE, cone)
+    return cone
 
 
 def restore(model: nn.Module, names: Collection[str] | None = None) -> list[str]:

@@ -54,25 +54,33 @@ def _why_not(module: nn.MultiheadAttention) -> str:
 
 def swap(model: nn.Module, layers: Sequence[Layer], settings: Settings) -> dict[str, ConeAttention]:
     """Changes the class of these layers; returns the attention of each by name."""
-    cones = {layer.name: settings.attention(layer) for layer in layers}
-    for layer in layers:
-        module = layer.module
-        module.__class__ = ConeMultiheadAttention
-        assert isinstance(module, ConeMultiheadAttention)
-        module.qk_dim, module.num_kv_heads, module.converted = module.head_dim, module.num_heads, True
-        module.add_module(CONE, cones[layer.name])
+    cones = {layer.name: put(layer.module, settings.attention(layer)) for layer in layers}
+    keep_padded(model)
+    return cones
+
+
+def put(module: nn.Module, cone: ConeAttention) -> ConeAttention:
+    """Makes an ``nn.MultiheadAttention`` one with this attention."""
+    module.__class__ = ConeMultiheadAttention
+    assert isinstance(module, ConeMultiheadAttention)
+    module.qk_dim, module.num_kv_heads, module.converted = module.head_dim, module.num_heads, True
+    module.add_module(CONE, cone)
+    return cone
+
+
+def keep_padded(model: nn.Module) -> None:
+    """Encoders that hold a converted layer make no nested tensors from now on."""
     for encoder in _encoders(model):
         if _has_converted(encoder) and getattr(encoder, "use_nested_tensor", False):
             setattr(encoder, NESTED_BEFORE, encoder.use_nested_tensor)
             encoder.use_nested_tensor = False
-    return cones
 
 
 def restore(model: nn.Module, names: Collection[str] | None = None) -> list[str]:
     """Makes converted layers plain ``nn.MultiheadAttention`` again, all or those of these names."""
     restored = []
     for name, module in model.named_modules():
-        if not _is_converted(module) or (names is not None and name not in names):
+        if not is_converted(module) or (names is not None and name not in names):
             continue
         restored.append(name)
         delattr(module, CONE)
@@ -133,8 +141,9 @@ def _encoders(model: nn.Module) -> list[nn.TransformerEncoder]:
 
 
 def _has_converted(module: nn.Module) -> bool:
-    return any(_is_converted(part) for part in module.modules())
+    return any(is_converted(part) for part in module.modules())
 
 
-def _is_converted(module: nn.Module) -> bool:
+def is_converted(module: nn.Module) -> bool:
+    """Whether ``put`` made this layer; one that was built as it is stays so."""
     return isinstance(module, ConeMultiheadAttention) and module.converted

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from coneheads.integrations.layers import CONE, Inputs, Layer, Settings
 from coneheads.integrations.transformers_attention import attention
-from coneheads.integrations.transformers_saving import ADVICE, OURS, describe, forget, remember_when_saved
+from coneheads.integrations.transformers_saving import ADVICE, BESIDE, OURS, describe, forget, held, remember_when_saved
 from coneheads.nn import ConeAttention
 from coneheads.scores import BY_NAME
 
@@ -49,7 +49,8 @@ def register() -> None:
 
     if OURS in ALL_MASK_ATTENTION_FUNCTIONS:
         return
-    for name, score in {OURS: None, PROBE: None, **{f"{OURS}_{score}": score for score in BY_NAME}}.items():
+    unnamed = dict.fromkeys((OURS, PROBE, f"{BESIDE}eager", f"{BESIDE}sdpa"))
+    for name, score in (unnamed | {f"{OURS}_{score}": score for score in BY_NAME}).items():
         for alias in (name, name + ADVICE):
             transformers.AttentionInterface.register(alias, functools.partial(attention, score))
             # Without a function for masks a model is given none, not even for padding, and says nothing.
@@ -77,6 +78,8 @@ def find(model: nn.Module, run: Callable[[], Any] | None) -> Sequence[Layer]:
         for root, _ in before:
             root.set_attn_implementation(PROBE)
         run()
+    except Exception as error:
+        raise RuntimeError(f"a forward of {type(model).__name__} failed ({error}); give an input: probe=") from error
     finally:
         for root, implementations in before:
             _set_implementations(root, implementations)
@@ -85,26 +88,30 @@ def find(model: nn.Module, run: Callable[[], Any] | None) -> Sequence[Layer]:
     layers = []
     for name, module in (pair for prefix, root in roots.items() for pair in root.named_modules(prefix=prefix)):
         if module in seen:
-            layers.append(Layer(name, module, *seen[module]))
+            layers.append(Layer(name, module, *seen[module], why_not=_already(module)))
         elif _is_attention(module) and module not in parts and not seen.keys() & set(module.modules()):
             layers.append(Layer(name, module, why_not=why_not))
     return layers
 
 
 def swap(model: nn.Module, layers: Sequence[Layer], settings: Settings) -> dict[str, ConeAttention]:
-    """A ``ConeAttention`` in each layer, None in those that are left out, all described in the model's config."""
+    """A ``ConeAttention`` in each layer, None in those that are left out, all described in the model's config.
+
+    Layers of other libraries inside a model, like the ``nn.MultiheadAttention`` of SigLIP, are described too.
+    """
     cones = {layer.name: settings.attention(layer) for layer in layers}
     kinds = {type(layer.module) for layer in layers}
     for layer in layers:
         setattr(layer.module, CONE, cones[layer.name])
-    for prefix, root in _outermost(model).items():
-        if not any(name in cones for name, _ in root.named_modules(prefix=prefix)):
-            continue
-        for module in root.modules():
-            if not hasattr(module, CONE) and (type(module) in kinds or _is_attention(module)):
-                setattr(module, CONE, None)
-        describe(root, before=_implementations(root))
-        root.set_attn_implementation(OURS)
+    for root in _outermost(model).values():
+        if any(held(root).values()):
+            for module in root.modules():
+                if not hasattr(module, CONE) and (type(module) in kinds or _is_attention(module)):
+                    setattr(module, CONE, None)
+            describe(root, before=_implementations(root))
+            root.set_attn_implementation(OURS)
+        else:
+            describe(root)
     return cones
 
 
@@ -112,19 +119,18 @@ def restore(model: nn.Module, names: Collection[str] | None = None) -> list[str]
     """Takes the ``ConeAttention`` out of the layers; without any left, the model has its old implementation again."""
     restored = []
     for prefix, root in _outermost(model).items():
-        held = {name: m for name, m in root.named_modules(prefix=prefix) if hasattr(m, CONE)}
-        cones = [name for name, module in held.items() if isinstance(module.cone, ConeAttention)]
+        layers = held(root, prefix)
+        cones = [name for name, cone in layers.items() if cone is not None]
         undone = [name for name in cones if names is None or name in names]
         left = len(undone) < len(cones)
-        for name in undone if left else held:
-            delattr(held[name], CONE)
+        for name in undone if left else layers:
+            delattr(model.get_submodule(name), CONE)
         for name in undone if left else ():
-            setattr(held[name], CONE, None)
-        if left:
-            describe(root)
-        elif hasattr(root.config, OURS):
-            _set_implementations(root, getattr(root.config, OURS)["before"])
+            setattr(model.get_submodule(name), CONE, None)
+        if not left and (before := getattr(root.config, OURS, {}).get("before")):
+            _set_implementations(root, before)
             forget(root)
+        describe(root)
         restored += undone
     return restored
 
@@ -139,6 +145,8 @@ def inputs_for(model: nn.Module) -> Inputs | None:
     inputs: Inputs = {name: tokens for name in ("input_ids", "decoder_input_ids") if name in arguments}
     if "pixel_values" in arguments:
         vision = getattr(root.config, "vision_config", root.config)
+        if not hasattr(vision, "image_size") or not hasattr(vision, "num_channels"):
+            return None
         size = vision.image_size if isinstance(vision.image_size, (list, tuple)) else [vision.image_size] * 2
         inputs["pixel_values"] = torch.zeros(1, vision.num_channels, *size, dtype=root.dtype, device=root.device)
     return inputs or None
@@ -156,8 +164,15 @@ def _outermost(model: nn.Module) -> dict[str, Any]:
     return found
 
 
+def _already(module: Any) -> str:
+    cone = getattr(module, CONE, None)
+    return "" if cone is None else f"it has the score {cone.base.name!r} already: call revert first to give it another"
+
+
 def _is_attention(module: nn.Module) -> bool:
-    """Whether the class is named so, and none of a module inside, our own aside."""
+    """Whether the class is named so, and none of a module inside, our own aside; layers of other libraries are not."""
+    if isinstance(module, nn.MultiheadAttention) or type(module).__module__.startswith("timm."):
+        return False
     named = ["Attention" in type(m).__name__ for m in module.modules() if not isinstance(m, ConeAttention)]
     return named[:1] == [True] and not any(named[1:])
 

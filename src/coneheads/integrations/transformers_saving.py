@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import transformers
+from torch import nn
 
+from coneheads.integrations import torch_nn
 from coneheads.integrations.layers import CONE
 from coneheads.nn import ConeAttention
 
@@ -15,6 +18,10 @@ from coneheads.nn import ConeAttention
 OURS = "coneheads"
 #: follows the name in config.json: transformers quotes a name that it does not know, and so says what to do
 ADVICE = " (pip install coneheads[hf], then: from coneheads.integrations.transformers import register; register())"
+#: before the implementation of a model in which layers of other libraries alone are converted
+BESIDE = f"{OURS} beside "
+#: the file with the layers of timm's that ``convert`` has changed
+TIMM = "coneheads.integrations.timm"
 
 
 def remember_when_saved() -> None:
@@ -27,15 +34,33 @@ def remember_when_saved() -> None:
     _extend(transformers.PreTrainedModel, "post_init", _rebuild)
 
 
+def held(root: Any, prefix: str = "") -> dict[str, ConeAttention | None]:
+    """What the layers that ask transformers' interface hold, by name: None where a converted model keeps SDPA."""
+    marked = ((name, module) for name, module in root.named_modules(prefix=prefix) if hasattr(module, CONE))
+    return {name: module.cone for name, module in marked if not type(module).__module__.startswith("coneheads.")}
+
+
+def _of_other_libraries(root: Any) -> dict[str, ConeAttention]:
+    """The same of converted layers that are not transformers' own: ``nn.MultiheadAttention``, and those of timm."""
+    modules = root.named_modules()
+    return {name: m.cone for name, m in modules if torch_nn.is_converted(m) or type(m).__module__ == TIMM}
+
+
 def describe(root: Any, before: dict[str, str] | None = None) -> None:
-    """Puts the layers of a converted model into its config; ``before`` counts the first time."""
-    held = {name: module.cone for name, module in root.named_modules() if hasattr(module, CONE)}
-    layers = {
+    """Puts the converted layers of a model into its config; of ``before`` the first counts."""
+    known = getattr(root.config, OURS, {})
+    forget(root)
+    described = {"layers": _settings(held(root)), "others": _settings(_of_other_libraries(root))}
+    if any(described.values()):
+        setattr(root.config, OURS, {"before": known.get("before") or before, **described})
+
+
+def _settings(cones: Mapping[str, ConeAttention | None]) -> dict[str, Any]:
+    """What ``_rebuild`` needs to make them again."""
+    return {
         name: None if cone is None else {"config": cone.config(), "heads": cone.heads, "size": cone.size}
-        for name, cone in held.items()
+        for name, cone in cones.items()
     }
-    before = getattr(root.config, OURS, {"before": before})["before"]
-    setattr(root.config, OURS, {"before": before, "layers": layers})
 
 
 def forget(root: Any) -> None:
@@ -60,6 +85,8 @@ def _with_name(config: Any, saved: dict[str, Any]) -> dict[str, Any]:
 def _name(config: Any) -> Any:
     """The implementation of a config; a dict, as transformers reads it, if that of a config inside differs."""
     name = config._attn_implementation
+    if getattr(config, OURS, {}).get("others") and not str(name).startswith(OURS):
+        name = f"{BESIDE}{name}"
     if name is not None and name.startswith(OURS):
         name = name.removesuffix(ADVICE) + ADVICE
     inner = {key: getattr(config, key, None) for key in config.sub_configs}
@@ -73,11 +100,27 @@ def _rebuild(model: Any, _: None) -> None:
     The models inside it came here before it, with the same config. In a base model the names lack its prefix.
     """
     config = model.config
-    config._attn_implementation_internal = config._attn_implementation.removesuffix(ADVICE)
-    if config._attn_implementation != OURS and hasattr(config, OURS):
-        delattr(config, OURS)  # the caller has asked for another implementation
+    name = config._attn_implementation.removesuffix(ADVICE).removeprefix(BESIDE)
+    config._attn_implementation_internal = name
+    described = getattr(config, OURS, {})
+    if name != OURS and described:
+        described["layers"] = {}  # the caller has asked for another implementation
+        if not described.get("others"):
+            delattr(config, OURS)
     modules = dict(model.named_modules())
-    for name, settings in getattr(config, OURS, {"layers": {}})["layers"].items():
-        module = modules.get(name, modules.get(name.removeprefix(f"{model.base_model_prefix}.")))
-        if module is not None and not hasattr(module, CONE):
-            setattr(module, CONE, settings and ConeAttention.from_config(**settings))
+    for group in ("layers", "others"):
+        for name, settings in described.get(group, {}).items():
+            module = modules.get(name, modules.get(name.removeprefix(f"{model.base_model_prefix}.")))
+            if module is not None and not hasattr(module, CONE):
+                _put(module, settings and ConeAttention.from_config(**settings))
+    torch_nn.keep_padded(model)
+
+
+def _put(module: nn.Module, cone: ConeAttention | None) -> None:
+    """Gives a layer that a config describes, of whatever library, its attention."""
+    if cone is not None and isinstance(module, nn.MultiheadAttention):
+        torch_nn.put(module, cone)
+    elif cone is not None and type(module).__module__.startswith("timm."):
+        importlib.import_module(TIMM).put(module, cone)
+    else:
+        setattr(module, CONE, cone)
