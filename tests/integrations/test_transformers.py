@@ -389,7 +389,10 @@ def test_a_model_that_needs_more_than_tokens_and_images_asks_for_a_probe():
         convert(transformers.VisionEncoderDecoderModel(pair))
 
 
-def test_an_older_transformers_is_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "4.57.1")
-    with pytest.raises(ImportError, match=r"needs transformers 5 or later and this is 4\.57\.1"):
+@pytest.mark.parametrize("version", ["4.57.1", "5.0.0", "5.3.0.dev0"])
+def test_an_older_transformers_is_refused_with_the_reason(version, monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", version)
+    with pytest.raises(ImportError, match=rf"needs transformers 5\.4 or later and this is {version}.*SDPA in silence"):
         register()
+    with pytest.raises(ImportError, match="one attention interface"):
+        convert(MODELS["LlamaForCausalLM"]())

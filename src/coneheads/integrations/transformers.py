@@ -40,10 +40,11 @@ def register() -> None:
         >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
         torch.Size([1, 3, 8])
     """
-    if int(transformers.__version__.split(".")[0]) < 5:
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 4):
         raise ImportError(
-            f"coneheads needs transformers 5 or later and this is {transformers.__version__}, whose models do not hand "
-            "masks, caches and position biases to one attention interface"
+            f"coneheads needs transformers 5.4 or later and this is {transformers.__version__}: before 5 models do not "
+            "hand masks, caches and position biases to one attention interface, and before 5.4 a saved model forgets "
+            "its attention and runs SDPA in silence"
         )
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
