@@ -474,3 +474,12 @@ def test_a_model_of_timm_wrapped_by_transformers_survives_its_saving(tmp_path):
     assert len(revert(loaded)) == 2
     loaded.save_pretrained(tmp_path)
     assert "coneheads" not in (tmp_path / "config.json").read_text()
+
+
+def test_a_layer_without_a_known_size_of_its_heads_is_refused():
+    (thin,) = find(Attention(4, num_heads=4), None)
+    assert thin.why_not == "its heads have 1 feature, or timm is older than 1.0.26"
+    old = EvaAttention(32, num_heads=2)
+    del old.head_dim  # as before 1.0.26
+    with pytest.raises(ValueError, match="timm is older than"):
+        convert(old)

@@ -184,7 +184,7 @@ def inputs_for(model: nn.Module) -> Inputs | None:
 
 def _why_not(module: Any) -> str:
     if type(module) in CONVERTED:
-        return ""
+        return "" if getattr(module, "head_dim", 0) > 1 else "its heads have 1 feature, or timm is older than 1.0.26"
     if type(module) in ORIGINAL:
         return f"it has the score {module.cone.base.name!r} already: call revert first to give it another"
     known = ", ".join(f"{original.__module__}.{original.__name__}" for original in CONVERTED)
