@@ -479,7 +479,7 @@ def test_a_model_of_timm_wrapped_by_transformers_survives_its_saving(tmp_path):
 def test_a_layer_without_a_known_size_of_its_heads_is_refused():
     (thin,) = find(Attention(4, num_heads=4), None)
     assert thin.why_not == "its heads have 1 feature, or timm is older than 1.0.26"
-    old = EvaAttention(32, num_heads=2)
+    old = EvaAttention(32, num_heads=2, scale_norm=False, norm_layer=nn.LayerNorm)
     del old.head_dim  # as before 1.0.26
     with pytest.raises(ValueError, match="timm is older than"):
         convert(old)
