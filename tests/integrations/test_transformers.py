@@ -203,6 +203,14 @@ def test_a_token_outside_the_sliding_window_has_no_influence(name):
     assert unlike.tolist() == [True] * 4 + [False] * 5  # the window is 4 tokens
 
 
+def test_a_sliding_window_that_is_in_no_mask_raises():
+    model = MODELS["LlamaForCausalLM"]()
+    convert(model)
+    model(tokens(4), sliding_window=4)
+    with pytest.raises(ValueError, match="sliding_window=4 without a mask that has it for 5 keys"):
+        model(tokens(5), sliding_window=4)
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_left_padding_changes_nothing(name):
     model = scaled_up(name, "penumbral")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from coneheads.integrations.layers import CONE
 from coneheads.nn import ConeAttention
 
-#: arguments of a model that reach its attention and mean nothing there; a sliding window is in the mask
+#: arguments of a model that reach its attention and mean nothing there; a sliding window has to be in the mask
 HARMLESS = {"position_ids", "cache_position", "sliding_window", "use_cache", "num_items_in_batch", "return_dict"}
 HARMLESS |= {"output_hidden_states", "output_router_logits", "encoder_hidden_states", "encoder_attention_mask"}
 
@@ -58,6 +58,9 @@ def attention(
         raise ValueError(
             f"{layer} was converted and cannot run 'coneheads_{score}': set 'coneheads' again, or revert(model) first"
         )
+    window = others.get("sliding_window")
+    if attention_mask is None and isinstance(window, int) and key.shape[2] > window:
+        raise ValueError(f"{layer} was given sliding_window={window} without a mask that has it for {key.shape[2]} keys")
     if unknown := [name for name, given in others.items() if given is not None and name not in HARMLESS]:
         raise ValueError(f"{layer} was given {', '.join(unknown)}, which cone attention does not honour: leave it out")
     weighted = bool(output_attentions) or _weights_are_collected()
