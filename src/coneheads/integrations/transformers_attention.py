@@ -60,7 +60,9 @@ def attention(
         )
     window = others.get("sliding_window")
     if attention_mask is None and isinstance(window, int) and key.shape[2] > window:
-        raise ValueError(f"{layer} was given sliding_window={window} without a mask that has it for {key.shape[2]} keys")
+        raise ValueError(
+            f"{layer} was given sliding_window={window} without a mask that has it for {key.shape[2]} keys"
+        )
     if unknown := [name for name, given in others.items() if given is not None and name not in HARMLESS]:
         raise ValueError(f"{layer} was given {', '.join(unknown)}, which cone attention does not honour: leave it out")
     weighted = bool(output_attentions) or _weights_are_collected()
