@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import coneheads
-from coneheads.nn import ConeAttention
+from coneheads.nn import ConeAttention, ConeMultiheadAttention
 from coneheads.nn.cone_attention import shape_field
 from coneheads.scores import BY_NAME, resolve
 from tests.cases import SCORE_NAMES
@@ -174,3 +174,12 @@ def test_repr_shows_score_and_what_is_learned():
     text = repr(ConeAttention("umbral", HEADS, SIZE, learn_gamma=True))
     assert "Umbral(radius=0.1" in text
     assert "heads=4, size=8, learned: gamma" in text
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # the refusal is ours
+@pytest.mark.parametrize(
+    "layer", [ConeAttention("umbral", 2, 4), ConeMultiheadAttention(8, 2)], ids=["alone", "inside"]
+)
+def test_torchscript_is_refused_with_a_sentence(layer):
+    with pytest.raises(TypeError, match=r"cone attention cannot become TorchScript.*use torch\.compile"):
+        torch.jit.script(layer)

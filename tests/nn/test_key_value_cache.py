@@ -159,6 +159,17 @@ def test_clear_starts_anew():
     assert torch.equal(layer(x, x, x, is_causal=True, cache=cache)[0], before)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_that_a_failed_call_left_empty_belongs_to_nobody(static):
+    first, second, cache = decoder_of("umbral"), decoder_of("umbral"), KeyValueCache(static=static)
+    x = tokens(2, 4)
+    with pytest.raises(ValueError, match="the same length"):
+        first(x, x, tokens(2, 5), cache=cache)
+    second(x, x, x, cache=cache)
+    with pytest.raises(ValueError, match="the keys of another layer"):
+        first(x, x, x, cache=cache)
+
+
 def test_a_static_cache_projects_the_memory_once():
     layer, memory, cache = (
         decoder_of("umbral", 2, add_zero_attn=True),

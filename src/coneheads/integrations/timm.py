@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from coneheads.integrations.layers import CONE, Inputs, Layer, Settings
 from coneheads.nn import ConeAttention
+from coneheads.nn.cone_attention import NO_SCRIPT
 from coneheads.scores import Score
 
 # timm's feature extraction traces models with torch.fx, which cannot look into the choice of a backend.
 register_notrace_module(ConeAttention)
-
-NO_SCRIPT = "cone attention cannot become TorchScript, which knows no choice of a backend; use torch.export"
 
 
 class _Converted:
@@ -55,9 +54,6 @@ class _Converted:
             return features
         prefix, others = features.tensor_split([self.num_prefix_tokens], 2)
         return torch.cat([prefix, timm_layers.apply_rot_embed_cat(others, rope, half=self.rotate_half)], 2)
-
-    def __prepare_scriptable__(self) -> None:
-        raise TypeError(NO_SCRIPT)
 
 
 class ConeVisionAttention(_Converted, Attention):  # type: ignore[misc,unused-ignore]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from coneheads.backends import reference
 from coneheads.functional import attention, attention_scores, attention_weights
 from coneheads.nn.start import starting_score, temperature_field
 from coneheads.scores import BY_NAME, Score, resolve
+
+#: what torch.jit.script of any layer with cone attention says
+NO_SCRIPT = "cone attention cannot become TorchScript, which knows no choice of a backend; use torch.compile or export"
 
 
 class ConeAttention(nn.Module):
@@ -141,6 +144,9 @@ class ConeAttention(nn.Module):
         fields = {name: value for name, value in config.items() if name not in ("score", "learn_gamma", "learn_radius")}
         score = resolve(config["score"]).with_parameters(fields)
         return cls(score, heads, size, learn_gamma=config["learn_gamma"], learn_radius=config["learn_radius"])
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise TypeError(NO_SCRIPT)
 
     def extra_repr(self) -> str:
         learned = [name for name in ("gamma", "radius") if getattr(self, f"log_{name}") is not None]

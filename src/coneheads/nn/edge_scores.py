@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor
 
@@ -65,9 +63,6 @@ class EdgeAttention(ConeAttention):
     def forward(self, query: Tensor, key: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
         """[N_target, H, E], [N_source, H, E] and [2, M] -> the scores [M, H], see ``edge_scores``."""
         return edge_scores(self.score(), query, key, edge_index)
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        raise TypeError("torch.jit.script cannot compile coneheads' layers for graphs; use torch.compile")
 
 
 def _within(argument: str, nodes: Tensor, side: str, index: Tensor) -> None:

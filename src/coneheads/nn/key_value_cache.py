@@ -43,11 +43,10 @@ class KeyValueCache:
         self._layer: int | None = None
 
     def belongs_to(self, layer: object) -> None:
-        """An error if another layer than the first asks: it would attend to keys that are not its own."""
-        if self._layer is None:
-            self._layer = id(layer)
-        elif self._layer != id(layer):
+        """An error if another layer than the one that filled it asks: it would attend to keys that are not its own."""
+        if self._keys is not None and self._layer not in (None, id(layer)):
             raise ValueError("cache holds the keys of another layer; make one KeyValueCache for each layer")
+        self._layer = id(layer)
 
     @property
     def keys(self) -> Tensor | None:
