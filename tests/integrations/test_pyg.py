@@ -274,6 +274,20 @@ def test_a_reversed_graph_with_reversed_flow_is_the_same(kind):
     torch.testing.assert_close(back(x, edge_index.flip(0)), conv(x, edge_index))
 
 
+@both
+def test_reversed_flow_leaves_the_ends_of_a_bipartite_graph_where_pyg_has_them(kind):
+    """x_j comes from the first of the pair and x_i from the second, by the other row of edge_index."""
+    options = {"add_self_loops": False} if kind is ConeGATConv else {}
+    conv, back = (
+        layer(kind, (CHANNELS, 5), SIZE, flow=flow, **options) for flow in ("source_to_target", "target_to_source")
+    )
+    back.load_state_dict(conv.state_dict())
+    x, edge_index = (torch.randn(6, CHANNELS), torch.randn(4, 5)), torch.tensor([[0, 1, 5, 2], [3, 3, 1, 0]])
+    _, (_, want) = conv(x, edge_index, return_attention_weights=True)
+    _, (_, got) = back(x, edge_index.flip(0), return_attention_weights=True)
+    torch.testing.assert_close(got, want)
+
+
 # what PyG and torch do with layers
 
 

@@ -173,7 +173,7 @@ class ConeGATConv(OnEdges, GATConv):  # type: ignore[misc,unused-ignore]
         self, x: PairTensor, edge_attr: OptTensor, edge_index_j: Tensor, index: Tensor, ptr: OptTensor
     ) -> Tensor:
         """Nodes [N, H, E] and the ends of M edges -> the weights [M, H]; PyG calls it by these names."""
-        key, query = x if self.flow == "source_to_target" else x[::-1]
+        key, query = x  # whatever the flow: PyG takes x_j of the first and x_i of the second
         scores = self.cone(query, key, torch.stack((edge_index_j, index)))
         if edge_attr is not None:
             if self.lin_edge is None:
