@@ -144,3 +144,21 @@ def test_attention_weights_times_value_is_attention(name):
             out = coneheads.attention(query, key, value, **mask, score=name, enable_gqa=shape.gqa)
             repeated = value.repeat_interleave(shape.heads // shape.kv_heads, 1)
             torch.testing.assert_close(weights @ repeated, out)
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+@pytest.mark.parametrize("light_height", [0.7, 1.0, 3.1])
+def test_points_at_the_light_cost_no_accuracy(light_height, backend):
+    """Their level is h but for a rounding, which must not count as a pair without a common ancestor.
+
+    (Plain PyTorch has no gradient there.)
+    """
+    query, key = 1e-3 * torch.randn(1, 1, 100, 16), 1e-3 * torch.randn(1, 1, 200, 16)
+    query[..., -1], key[..., -1] = torch.linspace(10, 40, 100), torch.linspace(-6, 40, 200)
+    tensors, weight = (query, key, torch.randn(1, 1, 200, 5)), torch.randn(1, 1, 100, 5)
+    attention = functools.partial(coneheads.attention, score=coneheads.Penumbral(light_height=light_height, gamma=3.0))
+    truth = run(functools.partial(attention, backend="reference"), tensors, weight, torch.float64)
+    got = run(functools.partial(attention, backend=backend), tensors, weight, torch.float32)
+    for name, a, b in zip(NAMES, got, truth, strict=True):
+        error = ((a - b).abs().amax() / b.abs().amax()).item()
+        assert error < (1e-4 if name in ("out", "dv") else 2e-2), f"{name}: {error:.1e}"

@@ -118,15 +118,47 @@ def test_rows_are_read_where_they_lie():
     assert torch.equal(coneheads.attention(query, key, value, backend="cpp"), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_conversions_of_half_precision(dtype):
-    """Every finite number of the type goes through the kernels unchanged, as the value of a single key."""
+@pytest.mark.parametrize("name", ["umbral", "laplacian", "half_space", "hyperboloid"])
+def test_gradients_of_the_scores_of_a_long_row_add_up_to_0_also_where_one_key_has_nearly_all_the_weight(name):
+    torch.manual_seed(0)
+    key, value = torch.randn(1, 1, 1500, 16), torch.randn(1, 1, 1500, 8)
+    query = key[:, :, 10:1490:60] + 0.05 * torch.randn(1, 1, 25, 16)
+    score = coneheads.Umbral() if name == "umbral" else BY_NAME[name](8.0)
+    mask = torch.zeros(1, 1, 25, 1500, requires_grad=True)  # its gradients are those of the scores
+    out = coneheads.attention(query, key, value, mask, score=score, backend="cpp")
+    (grad,) = torch.autograd.grad(out.sum(), mask)
+    assert grad.abs().max() > 0
+    assert (grad.sum(-1).abs() <= 1e-3 * grad.abs().sum(-1)).all()
+
+
+HALF_TYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+
+
+def finite_numbers(dtype, columns):
+    """All of a type of 16 bits, but for a few, in rows."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     numbers = bits[bits.isfinite()]
-    value = numbers[: numbers.numel() // 8 * 8].view(1, -1, 1, 8)
+    return numbers[: numbers.numel() // columns * columns].view(1, -1, 1, columns)
+
+
+@HALF_TYPES
+@pytest.mark.parametrize("columns", [8, 24])  # in vectors, and what is left after them
+def test_conversions_of_half_precision(dtype, columns):
+    """Every finite number of the type goes through the kernels unchanged, as the value of a single key."""
+    value = finite_numbers(dtype, columns)
     query = torch.zeros(1, value.shape[1], 5, 4, dtype=dtype)
     out = coneheads.attention(query, query[:, :, :1], value, backend="cpp")
     assert torch.equal(out, value.expand_as(out))
+
+
+@HALF_TYPES
+def test_results_in_half_precision_are_rounded_to_the_nearest(dtype):
+    value = finite_numbers(dtype, 24)
+    value = torch.cat([value, value.flatten()[torch.randperm(value.numel())].view_as(value)], 2)
+    query = torch.zeros(1, value.shape[1], 5, 4, dtype=dtype)
+    out = coneheads.attention(query, query[:, :, :2], value, backend="cpp")  # each of two keys has half of the weight
+    means = (value[:, :, :1].double() / 2 + value[:, :, 1:].double() / 2).float().to(dtype)
+    assert torch.equal(out, means.expand_as(out))
 
 
 def test_auto_takes_the_kernels_wherever_they_can_serve():

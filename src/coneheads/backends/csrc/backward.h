@@ -20,7 +20,7 @@ inline constexpr int64_t kBackwardRows = 18 * kRows;  // rows of a block, at the
 inline constexpr int64_t kStripRows = 2 * kRows;
 /// Up to so many keys a row is in one chunk (with is_causal, the first rows always), and the sum of P dP is taken from the
 /// row itself: the gradients of a row then cancel as they should, however small. Longer rows take dO.O for it, in chunks
-/// of kChunkKeys.
+/// of kChunkKeys, and what that is off by is made good afterwards where it counts: see `settle`.
 inline constexpr int64_t kWholeRow = 512;
 inline constexpr int64_t kChunkKeys = 512;
 
@@ -36,6 +36,12 @@ struct Backward {
 
   std::vector<double> parameter_sums;  // [B, H, splits, kMaxParameters]
   int64_t splits = 1;
+  /// Of a row in several chunks [B, H, L]: the sum of dS, and the key that has more than half of the weight, or -1.
+  struct RowSum {
+    T score_grad = 0;
+    int64_t key = -1;
+  };
+  std::vector<RowSum> row_sums;
 
   int64_t wide_values() const { return round_up<int64_t>(p.values, kPanel<T>); }
   int64_t wide_features() const { return round_up<int64_t>(p.features, kPanel<T>); }
@@ -60,6 +66,7 @@ struct Backward {
     const int64_t at_once = shared_mask ? 1 : heads;
     splits = one_number || p.heads_are_enough(at_once) ? 1 : threads;
     parameter_sums.assign(size_t(p.batch * p.heads * splits * kMaxParameters), 0.0);
+    if (!whole_rows()) row_sums.assign(size_t(rows), RowSum{});
 
     for (int64_t turn = 0; turn < heads; turn += at_once)
       for (int64_t phase = 0; phase < splits; ++phase)
@@ -67,6 +74,9 @@ struct Backward {
           const int64_t head = turn + task / splits, owner = task % splits;
           keys(head / p.kv_heads, head % p.kv_heads, owner, (owner + phase) % splits, tokens);
         });
+    if (!whole_rows())
+      for_each_task(heads, p.is_small() || shared_mask,
+                    [&](int64_t head) { settle(head / p.kv_heads, head % p.kv_heads, tokens); });
     finish();
   }
 
@@ -192,15 +202,14 @@ struct Backward {
       for (int64_t i = 0; i < strip; ++i) {
         const int64_t row = start + i;
         const Query<T> query{position + i * position_row, sq[row], queries.level[row], queries.aux[row]};
-        if (queries.bad[row]) {
-          std::fill_n(weights + i * w.row, m, T(0));
-          std::fill_n(slopes + i * w.row, m, T(0));
-        } else if (m > 0) {
-          one_row(b, h, first + row, from, n, m, made, query, keys, bad_keys, grad_rows + i * wide_values(),
+        // With is_causal, a row may end before its strip.
+        int64_t own = std::min(m, round_up<int64_t>(std::max<int64_t>(0, p.last_key(first + row) - from), kPanel<T>));
+        if (queries.bad[row]) own = 0;
+        if (own > 0)
+          one_row(b, h, first + row, from, n, own, made, query, keys, bad_keys, grad_rows + i * wide_values(),
                   w.measures + i * w.row, weights + i * w.row, slopes + i * w.row, kv_head, owner, w);
-        }
-        std::fill(weights + i * w.row + m, weights + i * w.row + block_keys, T(0));
-        std::fill(slopes + i * w.row + m, slopes + i * w.row + block_keys, T(0));
+        std::fill(weights + i * w.row + own, weights + i * w.row + block_keys, T(0));
+        std::fill(slopes + i * w.row + own, slopes + i * w.row + block_keys, T(0));
       }
       multiply<T, Read::rows>(strip, p.features, m, {slopes, w.row}, {w.key_rows, kPanel<T>, size * kPanel<T>},
                   grad_q + (head * p.length + first + start) * p.features, p.features, true);
@@ -217,11 +226,11 @@ struct Backward {
                const Query<T>& query, const Keys<T>& keys, const uint8_t* bad_keys, const T* grad_row, T* measures,
                T* weights, T* slopes, int64_t kv_head, int64_t owner, Work& w) {
     const int64_t place = (b * p.heads + h) * p.length + number;
-    const double exact = lse[place];
+    const double exact = lse[place] * kLog2E;  // in base 2, as scores are
     const int64_t valid = std::min(n, p.last_key(number) - from);
     bool is_nan = false;
-    p.score.score(made.bytes, {m, measures, weights, query, keys, false, true});
-    if (p.has_mask || bad_keys || valid < m)
+    p.score.score(made.bytes, {m, measures, weights, query, keys, false, true, valid});
+    if (p.has_mask || bad_keys)
       apply_masks<T>(p, b, h, number, from, valid, m, bad_keys, weights, w.spare, is_nan);
     T shift = -T(grad_lse[place]), total = 0;
     if (std::isnan(exact)) {
@@ -231,7 +240,7 @@ struct Backward {
       std::fill_n(weights, m, T(0));
     } else {
       // Scores can be large and near to lse: it is subtracted as it is rounded, and then the rest of it.
-      total = exp_row<T>(weights, m, T(exact), T(exact - double(T(exact))));
+      total = exp_row<T, true>(weights, m, T(exact), T(exact - double(T(exact))));
     }
     if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, slopes);
     if (from == 0 && p.last_key(number) <= n) {  // the whole row
@@ -247,12 +256,17 @@ struct Backward {
     } else {
       const T* o = out.row<T>(b, h, number, w.spare);
       shift += dot_product<T>(grad_row, o, p.values);
+      if (total > T(0.5)) {
+        const T* most = std::max_element(weights, weights + valid);
+        if (*most > T(0.5)) row_sums[size_t(place)].key = from + (most - weights);
+      }
     }
     SlopeRow<T> row{m, measures, weights, slopes, shift, query, keys, w.key_level_grad, w.key_slope_sum,
                     grad_mask ? w.score_grad : nullptr, w.query_near,
-                    grad_k + (kv_head * p.keys + from) * p.features, p.features, T(0), T(0), {0, 0}};
+                    grad_k + (kv_head * p.keys + from) * p.features, p.features};
     std::fill_n(w.query_near, p.coordinates, T(0));
     p.score.slopes(made.bytes, row, parameters_wanted);
+    if (!row_sums.empty()) row_sums[size_t(place)].score_grad += row.score_grad_sum;
     if (p.dropout_p > 0) drop_row<T>(p, b, h, number, from, m, weights);
     if (!p.score.product) {
       T* g = grad_q + place * p.features;
@@ -266,6 +280,49 @@ struct Backward {
       for (int i = 0; i < kMaxParameters; ++i)
         parameter_sums[size_t(((b * p.heads + h) * splits + owner) * kMaxParameters + i)] += row.parameter_grad[i];
     if (grad_mask) add_mask_grad(b, h, number, from, valid, w.score_grad);
+  }
+
+  /// The gradients of a row's scores add up to that of its lse. Where one key has most of the weight they are all small, its
+  /// own being the difference of numbers that are not, and what dO.O was off by is as large: it is taken off that key's.
+  void settle(int64_t b, int64_t kv, const KeyTokens<T>& tokens) {
+    const int64_t kv_head = b * p.kv_heads + kv, d = p.coordinates;
+    std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>)), q(size_t(p.features)), k(size_t(p.features));
+    for (int64_t h = kv * p.group; h < (kv + 1) * p.group; ++h) {
+      const MadeScore made = p.made(b, h);
+      for (int64_t i = 0; i < p.length; ++i) {
+        const int64_t place = (b * p.heads + h) * p.length + i, j = row_sums[size_t(place)].key;
+        if (j < 0) continue;
+        const T rest = T(grad_lse[place]) - row_sums[size_t(place)].score_grad;
+        T scale, level, aux;
+        uint8_t bad;
+        Tokens<T>{&scale, &level, &aux, &bad}.make(p, p.q, b, h, made, i, i + 1, spare.data());
+        point<T>(p, p.q, b, h, i, scale, false, tokens.centre(kv_head), spare.data(), q.data());
+        point<T>(p, p.k, b, kv, j, tokens.scale(kv_head)[j], false, tokens.centre(kv_head), spare.data(), k.data());
+        // A row of this one pair: the other lanes repeat it with weight 0, and squared norms of 0 make no pair near.
+        T measures[kPanel<T>], levels[kPanel<T>], auxs[kPanel<T>], weights[kPanel<T>] = {T(1)}, sq[kPanel<T>] = {};
+        T slopes[kPanel<T>] = {rest}, level_grad[kPanel<T>] = {}, slope_sum[kPanel<T>] = {};
+        std::fill_n(measures, kPanel<T>,
+                    p.score.product ? dot_product<T>(q.data(), k.data(), d) : distance_sq<T>(q.data(), k.data(), d));
+        std::fill_n(levels, kPanel<T>, tokens.level(kv_head)[j]);
+        std::fill_n(auxs, kPanel<T>, tokens.aux(kv_head)[j]);
+        SlopeRow<T> row{kPanel<T>, measures, weights, slopes, T(0), {q.data(), T(0), level, aux},
+                        {nullptr, sq, levels, auxs, d}, level_grad, slope_sum, nullptr, nullptr, nullptr, 0};
+        p.score.slopes(made.bytes, row, parameters_wanted);
+        T *for_q = grad_q + place * p.features, *for_k = grad_k + (kv_head * p.keys + j) * p.features;
+        for (int64_t c = 0; c < d; ++c) {
+          for_q[c] += slopes[0] * (p.score.product ? k[c] : k[c] - q[c]);
+          for_k[c] += slopes[0] * (p.score.product ? q[c] : q[c] - k[c]);
+        }
+        if (p.lifter.has_level()) {
+          for_q[d] += row.query_level_grad;
+          for_k[d] += level_grad[0];
+        }
+        if (parameters_wanted)
+          for (int c = 0; c < kMaxParameters; ++c)
+            parameter_sums[size_t((b * p.heads + h) * splits * kMaxParameters + c)] += row.parameter_grad[c];
+        if (grad_mask) add_mask_grad(b, h, i, j, 1, &rest);
+      }
+    }
   }
 
   void add_mask_grad(int64_t b, int64_t h, int64_t row, int64_t from, int64_t n, const T* g) const {

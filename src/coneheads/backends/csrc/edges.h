@@ -107,10 +107,8 @@ struct Edges {
     const int64_t n = rows.degree(i), padded = round_up<int64_t>(n, kPanel<T>);
     for (int64_t h = 0; h < p.heads; ++h) {
       T* weights = w.weights + h * w.row;
-      // What pads the row repeats its last edge, so that the largest score is that of an edge.
       const T best = p.score.score(made[size_t(h)].bytes, {padded, w.measures + h * w.row, weights, query(i, h, queries),
-                                                           keys_of(h, w), true, false});
-      std::fill(weights + n, weights + padded, -std::numeric_limits<T>::infinity());
+                                                           keys_of(h, w), true, false, n});
       const T total = exp_row<T>(weights, padded, best);
       const T factor = bad[h] != T(0) ? std::numeric_limits<T>::quiet_NaN() : T(1) / total;
       for (int64_t e = 0; e < padded; e += kLanes<T>) store<T>(weights + e, load<T>(weights + e) * factor);
@@ -267,7 +265,7 @@ struct EdgeBackward {
           std::fill_n(w.slope_sums + h * w.row, padded, T(0));
           SlopeRow<T> row{padded, w.measures + h * w.row, weight, s, sum<T>(products), edges.query(i, h, queries),
                           edges.keys_of(h, w), w.level_grads + h * w.row, w.slope_sums + h * w.row, nullptr, nullptr,
-                          nullptr, 0, T(0), T(0), {0, 0}};
+                          nullptr, 0};
           p.score.slopes(made[size_t(h)].bytes, row, parameters_wanted);
           if (has_levels()) g[h * p.features + p.coordinates] = row.query_level_grad;
           for (int k = 0; k < kMaxParameters && parameters_wanted; ++k)

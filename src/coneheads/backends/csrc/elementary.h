@@ -24,6 +24,8 @@ struct Constants<float> {
   static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f, kExpLow = -87.33f;
   static constexpr float kTiny = 1.17549435e-38f;
   static constexpr float kExp[] = {0.4999999345f, 0.1666652063f, 0.04166838813f, 0.008368716918f, 0.001381459419f};
+  static constexpr float kExp2[] = {1.0f,           0.693147214968f, 0.240226527829f,   0.0555031055121f,
+                                    0.00961769297614f, 0.00134066438475f, 0.000155946770151f};
   static constexpr float kLog[] = {0.6666677894f, 0.3997598479f, 0.2992825616f};
   static constexpr float kAsin[] = {0.1666673129f, 0.07495660071f, 0.04546691888f, 0.02405037144f, 0.04256576135f};
 };
@@ -37,6 +39,18 @@ struct Constants<double> {
                                     0.008333333333317038638,  0.001388888888911569314,  0.00019841269896373197,
                                     0.00002480158692647329688, 2.75572348722164662e-6,   2.755758200519743623e-7,
                                     2.511203338269439914e-8,  2.08265738523436774e-9};
+  static constexpr double kExp2[] = {1.0,
+                                     0.69314718055994569675,
+                                     0.24022650695910098006,
+                                     0.055504108664790394528,
+                                     0.0096181291076070026171,
+                                     0.001333355815343996974,
+                                     0.00015403530441571850099,
+                                     0.00001525272738518977478,
+                                     1.3215442675452855182e-6,
+                                     1.0180647660573069343e-7,
+                                     7.0725703945407994337e-9,
+                                     4.0780717860928704165e-10};
   static constexpr double kLog[] = {0.6666666666666666334, 0.4000000000000484441, 0.2857142856934621066,
                                     0.2222222262771162746, 0.181817760262167174,  0.1538711258708434221,
                                     0.1324899221837777317, 0.1326591929160621192};
@@ -66,16 +80,13 @@ CONE_INLINE Vec<T> vexp(Vec<T> x) {
   exp_parts<T>(x, power, rest);
   return keep_where<T>(normal, power * rest + power);
 }
-/// The same for the weights of softmax, cheaper: the relative error grows to two roundings where the result is below
-/// e^-40 and adds nothing to a sum that holds a 1.
+/// 2^x for x <= 0; 0 below the smallest normal number, -inf included
 template <class T>
-CONE_INLINE Vec<T> vexp_weight(Vec<T> x) {
+CONE_INLINE Vec<T> vexp2(Vec<T> x) {
   using C = Constants<T>;
-  Int<T> normal = x >= C::kExpLow;
-  Vec<T> shifted = x * T(1.4426950408889634074) + C::kRound;
-  Vec<T> r = x - (shifted - C::kRound) * T(0.69314718055994530942);
-  Vec<T> p = (horner<T>(C::kExp, r) * r + T(1)) * r + T(1);
-  // n goes straight into the exponent.
+  Int<T> normal = x >= T(1 - C::kBias);
+  Vec<T> shifted = x + C::kRound, p = horner<T>(C::kExp2, x - (shifted - C::kRound));
+  // The integer part of x goes straight into the exponent.
   return keep_where<T>(normal, (Vec<T>)((Bits<T>)p + ((Bits<T>)shifted << C::kMantissa)));
 }
 /// exp(x) - 1 for 0 <= x <= 88 (float) or 709 (double), without cancellation

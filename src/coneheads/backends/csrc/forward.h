@@ -47,23 +47,29 @@ struct Forward {
   void weigh(Strip& strip, const MadeScore& made, const Keys<T>& keys, const uint8_t* bad, int64_t from, int64_t n,
              T* products, int64_t row, bool measured, T* spare) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
+    // All scores before all exponentials: no row waits for the largest of its own scores.
+    T best[kRows];
     for (int64_t i = 0; i < strip.count; ++i) {
       const int64_t number = strip.first + i, valid = p.last_key(number) - from;
       T* scores = products + i * row;
       const Query<T> query{strip.position + i * strip.position_row, strip.sq[i], strip.tokens.level[i],
                            strip.tokens.aux[i]};
-      T best = p.score.score(made.bytes, {n, scores, scores, query, keys, measured, false});
-      if (p.has_mask || bad || valid < n)
-        best = apply_masks<T>(p, strip.b, strip.h, number, from, valid, n, bad, scores, spare, strip.is_nan[i]);
-      const T largest = std::max(strip.largest[i], best), base = largest == -infinity ? T(0) : largest;
-      if (largest > strip.largest[i]) {
-        const T kept = std::exp(strip.largest[i] - base);
-        strip.total[i] *= kept;
-        strip.largest[i] = largest;
-        for (int64_t j = 0; j < wide(); j += kLanes<T>)
-          store<T>(strip.output + i * wide() + j, load<T>(strip.output + i * wide() + j) * kept);
+      best[i] = p.score.score(made.bytes, {n, scores, scores, query, keys, measured, false, valid});
+      if (p.has_mask || bad)
+        best[i] = apply_masks<T>(p, strip.b, strip.h, number, from, valid, n, bad, scores, spare, strip.is_nan[i]);
+    }
+    for (int64_t i = 0; i < strip.count; ++i) {
+      T& largest = strip.largest[i];
+      if (best[i] > largest) {
+        if (largest != -infinity) {  // what is there counts less now
+          const T kept = std::exp2(largest - best[i]);
+          strip.total[i] *= kept;
+          for (int64_t j = 0; j < wide(); j += kLanes<T>)
+            store<T>(strip.output + i * wide() + j, load<T>(strip.output + i * wide() + j) * kept);
+        }
+        largest = best[i];
       }
-      strip.total[i] += exp_row<T>(scores, n, base);
+      strip.total[i] += exp_row<T>(products + i * row, n, largest == -infinity ? T(0) : largest);
     }
     if (p.dropout_p > 0)
       for (int64_t i = 0; i < strip.count; ++i)
@@ -87,7 +93,7 @@ struct Forward {
       write_row<T>(row, out_dtype, p.values, out + number * p.values * bytes_of(out_dtype));
       lse[number] = empty ? -std::numeric_limits<double>::infinity()
                           : is_nan ? std::numeric_limits<double>::quiet_NaN()
-                                   : double(strip.largest[i])  + std::log(double(strip.total[i]));
+                                   : (double(strip.largest[i]) + std::log2(double(strip.total[i]))) / kLog2E;
     }
   }
 
@@ -178,8 +184,9 @@ struct Forward {
         const int64_t n = std::min(block, round_up<int64_t>(needed, kPanel<T>));
         const Panels<T> values{packed_values + start * kPanel<T>, kPanel<T>, tokens.padded * kPanel<T>};
         if (d > kFewCoordinates || p.score.product)
-          multiply<T, Read::rows>(strip.padded, n, d, {strip.position, d}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores,
-                      score_row, false);
+          multiply<T, Read::rows>(strip.padded, std::min(n, round_up<int64_t>(needed, kLanes<T>)), d,
+                                  {strip.position, d}, {keys.transposed, kPanel<T>, kPanel<T> * d}, scores, score_row,
+                                  false);
         accumulate(strip, made, keys, bad_keys ? bad_keys + start : nullptr, start, n, scores, score_row, false, values,
                    spare);
       }
@@ -337,7 +344,9 @@ struct Forward {
       keys.make(p, p.k, b, kv, made, start, start + count, spare);
       for (int64_t j = 0; j < count; ++j) {
         point<T>(p, p.k, b, kv, start + j, keys.scale[j], bad_keys[j], nullptr, spare, x);
-        for (int64_t i = 0; i < p.length; ++i) scores[i * n + j] = measure(position + i * wide_d, x, d);
+        for (int64_t i = 0; i < p.length; ++i)
+          scores[i * n + j] = p.score.product ? dot_product<T>(position + i * wide_d, x, d)
+                                              : distance_sq<T>(position + i * wide_d, x, d);
       }
       for (int64_t i = 0; i < p.length; ++i) std::fill(scores + i * n + count, scores + i * n + padded, T(0));
       const bool any_bad = pack_values<T>(p, b, kv, start, count, values, n * kPanel<T>, bad_keys);
@@ -345,16 +354,6 @@ struct Forward {
                  padded, scores, n, true, {values, kPanel<T>, n * kPanel<T>}, spare);
     }
     finish(strip);
-  }
-
-  T measure(const T* a, const T* b, int64_t n) const {
-    if (p.score.product) return dot_product<T>(a, b, n);
-    Vec<T> total = {};
-    for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
-      const Vec<T> difference = vector.load(a + i) - vector.load(b + i);
-      total += difference * difference;
-    });
-    return sum<T>(total);
   }
 };
 

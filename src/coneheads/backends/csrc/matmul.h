@@ -7,6 +7,8 @@
 //   dV, dK   P^T dO, W^T Q                             B = dO, Q row by row; A is read down its columns
 #pragma once
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace coneheads {
@@ -41,25 +43,26 @@ struct Panels {
   int64_t row, panel;
 };
 
-template <class T, Read kRead, int M, bool kUnroll>
+/// M rows of A with kVectors vectors of columns of B.
+template <class T, Read kRead, int M, int kVectors, bool kUnroll>
 CONE_INLINE void micro_kernel(int64_t depth, Left<T> a, const T* __restrict b, int64_t b_row, T* __restrict c,
                               int64_t c_row, bool add) {
   constexpr bool by_rows = kRead == Read::rows;
   const int64_t down = by_rows ? a.step : 1, along = by_rows ? 1 : a.step;
   if constexpr (by_rows) b_row = kPanel<T>;
-  Vec<T> total[M][kPanelVectors] = {};
+  Vec<T> total[M][kVectors] = {};
   const T* rows = a.data;
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) __builtin_prefetch(c + i * c_row, 1);
   auto step = [&]() __attribute__((always_inline)) {
-    Vec<T> right[kPanelVectors];
+    Vec<T> right[kVectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < kPanelVectors; ++j) right[j] = load<T>(b + j * kLanes<T>);
+    for (int j = 0; j < kVectors; ++j) right[j] = load<T>(b + j * kLanes<T>);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       const T left = rows[i * down];
 #pragma GCC unroll 4
-      for (int j = 0; j < kPanelVectors; ++j) total[i][j] += left * right[j];
+      for (int j = 0; j < kVectors; ++j) total[i][j] += left * right[j];
     }
     rows += along;
     b += b_row;
@@ -76,27 +79,36 @@ CONE_INLINE void micro_kernel(int64_t depth, Left<T> a, const T* __restrict b, i
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < kPanelVectors; ++j) {
+    for (int j = 0; j < kVectors; ++j) {
       T* to = c + i * c_row + j * kLanes<T>;
       store<T>(to, add ? load<T>(to) + total[i][j] : total[i][j]);
     }
 }
 
-/// M rows of A with all columns of B. The last panel may have more columns than C: it goes through `spare`.
+/// M rows of A with all columns of B. What is left after whole panels goes by single vectors, and the columns after the
+/// last whole vector through `spare`.
 template <class T, Read kRead, int M>
 __attribute__((noinline)) void multiply_strip(int64_t columns, int64_t depth, Left<T> a, Panels<T> b, T* c,
                                               int64_t c_row, bool add) {
-  const int64_t whole = columns / kPanel<T>, rest = columns % kPanel<T>;
+  const int64_t whole = columns / kPanel<T>;
   for (int64_t p = 0; p < whole; ++p)
-    micro_kernel<T, kRead, M, M == kRows>(depth, a, b.data + p * b.panel, b.row, c + p * kPanel<T>, c_row, add);
-  if (rest == 0) return;
-  T spare[M * kPanel<T>];
-  micro_kernel<T, kRead, M, false>(depth, a, b.data + whole * b.panel, b.row, spare, kPanel<T>, false);
-  for (int64_t i = 0; i < M; ++i)
-    for (int64_t j = 0; j < rest; ++j) {
-      T& sum = c[i * c_row + whole * kPanel<T> + j];
-      sum = spare[i * kPanel<T> + j] + (add ? sum : T(0));
+    micro_kernel<T, kRead, M, kPanelVectors, M == kRows>(depth, a, b.data + p * b.panel, b.row, c + p * kPanel<T>,
+                                                         c_row, add);
+  const T* right = b.data + whole * b.panel;
+  for (int64_t done = whole * kPanel<T>; done < columns; done += kLanes<T>, right += kLanes<T>) {
+    const int64_t rest = std::min<int64_t>(kLanes<T>, columns - done);
+    T spare[M * kLanes<T>];
+    const bool is_whole = rest == kLanes<T>;
+    micro_kernel<T, kRead, M, 1, false>(depth, a, right, b.row, is_whole ? c + done : spare,
+                                        is_whole ? c_row : kLanes<T>, is_whole && add);
+    if (is_whole) continue;
+    for (int64_t i = 0; i < M; ++i) {
+      const FirstLanes<T> lanes{int(rest)};
+      T* to = c + i * c_row + done;
+      const Vec<T> sums = load<T>(spare + i * kLanes<T>);
+      lanes.store(to, add ? lanes.load(to) + sums : sums);
     }
+  }
 }
 template <class T, Read kRead, int M>
 CONE_INLINE int64_t multiply_strips(int64_t row, int64_t rows, int64_t columns, int64_t depth, Left<T> a, Panels<T> b,

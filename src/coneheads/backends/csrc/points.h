@@ -11,7 +11,7 @@ template <class T>
 bool is_bad(const T* row, int64_t n) {
   Vec<T> tests = {};
   for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY { tests += vector.load(row + i) * T(0); });
-  return !(sum<T>(tests) == T(0));
+  return any<T>(tests != T(0));
 }
 
 /// The position of a row of features: saturated, scaled, saturated again, relative to `centre` (null: 0). Its square norm.
@@ -39,6 +39,15 @@ template <class T>
 CONE_INLINE T dot_product(const T* x, const T* y, int64_t n) {
   Vec<T> total = {};
   for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY { total += vector.load(x + i) * vector.load(y + i); });
+  return sum<T>(total);
+}
+template <class T>
+CONE_INLINE T distance_sq(const T* x, const T* y, int64_t n) {
+  Vec<T> total = {};
+  for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+    const Vec<T> difference = vector.load(x + i) - vector.load(y + i);
+    total += difference * difference;
+  });
   return sum<T>(total);
 }
 /// scale, level and aux of tokens of a head: of every `step`-th in [from, to). A bad row counts as zeros, and is marked.

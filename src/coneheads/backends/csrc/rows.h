@@ -60,7 +60,21 @@ struct ScoreRow {
   Keys<T> keys;
   bool measured;  // `measures` are that already
   bool keep;
+  int64_t valid;  // scores from there on are -inf
 };
+
+/// Scores [from, to) of a row are -inf beyond `valid`; the largest of them, and of `best`.
+template <class T>
+__attribute__((noinline)) Vec<T> cut_scores(T* scores, int64_t from, int64_t to, int64_t valid, Vec<T> best) {
+  const Vec<T> none = splat<T>(-std::numeric_limits<T>::infinity());
+  for (int64_t j = from; j < to; j += kLanes<T>) {
+    const int left = int(std::max<int64_t>(0, std::min<int64_t>(kLanes<T>, valid - j)));
+    const Vec<T> s = select<T>(lane_numbers<T>() < (left - Int<T>{}), load<T>(scores + j), none);
+    store<T>(scores + j, s);
+    best = vmax<T>(best, s);
+  }
+  return best;
+}
 
 /// Vectors of keys that are scored together. Not of double, which is for checks: the compiler would take longer.
 template <class T>
@@ -85,14 +99,15 @@ struct RowScorer {
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) m[i] = load<T>(row.measures + first + i * kLanes<T>);
     if (Score::kProduct || row.measured) return;
-    Int<T> near = {};
+    Vec<T> least;  // by how much the nearest pair is not near
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) {
       const Vec<T> total = load<T>(row.keys.sq + first + i * kLanes<T>) + row.query.sq;
       m[i] = total - m[i] * T(2);
-      near |= m[i] < total * kNear<T>;
+      const Vec<T> above = m[i] - total * kNear<T>;
+      least = i == 0 ? above : vmin<T>(least, above);
     }
-    if (row.keys.coordinates <= kFewCoordinates || any<T>(near))
+    if (row.keys.coordinates <= kFewCoordinates || any_less<T>(least, Vec<T>{}))
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors; ++i)
         m[i] = direct_distance_sq<T>(row.query.position, row.keys.column(first + i * kLanes<T>), row.keys.coordinates);
@@ -104,17 +119,13 @@ struct RowScorer {
   CONE_INLINE void at_once(int64_t first) {
     Vec<T> m[kVectors];
     measure<kVectors>(first, m);
-    if constexpr (Score::kHasFar && kVectors > 1) {
-      Vec<T> nearest = m[0];
-#pragma GCC unroll 4
-      for (int i = 1; i < kVectors; ++i) nearest = vmin<T>(nearest, m[i]);
-      if (score.all_far(nearest, q)) {
+    if constexpr (Score::kHasFar && kVectors > 1)
+      if (is_far<kVectors>(m)) {
 #pragma GCC unroll 4
         for (int i = 0; i < kVectors; ++i)
           put(first + i * kLanes<T>, score.value_far(m[i], q, key(first + i * kLanes<T>)));
         return;
       }
-    }
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) put(first + i * kLanes<T>, score.value(m[i], q, key(first + i * kLanes<T>)));
   }
@@ -130,18 +141,38 @@ struct RowScorer {
     }
     if constexpr (!kLast) parts<kPart + 1>(first, vectors, m, x);
   }
+  template <int kVectors>
+  CONE_INLINE bool is_far(const Vec<T>* m) const {
+    Vec<T> nearest = m[0];
+#pragma GCC unroll 4
+    for (int i = 1; i < kVectors; ++i) nearest = vmin<T>(nearest, m[i]);
+    return score.all_far(nearest, q);
+  }
   CONE_INLINE void all() {
-    int64_t j = 0;
+    // Short scores by kTogether vectors, long ones in parts over more of them.
+    constexpr int kVectors = Score::kParts == 1 ? kTogether<T> : 16;
+    constexpr int64_t kStep = kVectors * kLanes<T>;
+    const int64_t valid = std::max<int64_t>(0, std::min(row.valid, row.n));
+    const int64_t whole = valid / kStep * kStep, end = round_up<int64_t>(valid, kPanel<T>);
+    Vec<T> of_whole = best;
+    int64_t first = 0;
+    for (const int64_t until : {whole, end}) {
+      of_whole = best;
+      for (; first < until; first += kStep) some<kVectors>(first, std::min<int64_t>(kVectors, (end - first) / kLanes<T>));
+    }
+    if (valid < row.n) {
+      if (whole < end) best = cut_scores<T>(row.scores, whole, end, valid, of_whole);
+      std::fill(row.scores + end, row.scores + row.n, -std::numeric_limits<T>::infinity());
+    }
+  }
+  template <int kVectors>
+  CONE_INLINE void some(int64_t first, int64_t vectors) {
     if constexpr (Score::kParts == 1) {
-      for (; j < row.n; j += kTogether<T> * kLanes<T>) at_once<kTogether<T>>(j);
+      at_once<kVectors>(first);
     } else {
-      constexpr int kVectors = 16;
       Vec<T> m[kVectors], x[kVectors];
-      for (; j < row.n; j += kVectors * kLanes<T>) {
-        const int vectors = int(std::min<int64_t>(kVectors, (row.n - j) / kLanes<T>));
-        for (int i = 0; i < vectors; i += kTogether<T>) measure<kTogether<T>>(j + i * kLanes<T>, m + i);
-        parts<0>(j, vectors, m, x);
-      }
+      for (int i = 0; i < vectors; i += kTogether<T>) measure<kTogether<T>>(first + i * kLanes<T>, m + i);
+      parts<0>(first, int(vectors), m, x);
     }
   }
 };
@@ -173,8 +204,8 @@ struct SlopeRow {
   T* near_key_grad;  // rows of `near_key_row` numbers
   int64_t near_key_row;
   // results
-  T query_level_grad, query_slope_sum;
-  double parameter_grad[kMaxParameters];
+  T query_level_grad = 0, query_slope_sum = 0, score_grad_sum = 0;
+  double parameter_grad[kMaxParameters] = {};
 };
 
 template <class T>
@@ -203,7 +234,7 @@ struct RowSloper {
   SlopeRow<T>& given;
   const SlopeRow<T> row = given;  // a copy: as far as the compiler knows, a store may change what was given
   const Token<T> q{splat<T>(row.query.level), splat<T>(row.query.aux)};
-  Vec<T> level_sum = {}, slope_sum = {}, parameter_sum[kMaxParameters] = {};
+  Vec<T> level_sum = {}, slope_sum = {}, g_sum = {}, parameter_sum[kMaxParameters] = {};
 
   /// The vectors of keys from `first` on, which share their tests.
   template <int kVectors>
@@ -221,14 +252,15 @@ struct RowSloper {
       each<kVectors, false>(first, m, w);
     }
     if constexpr (!Score::kProduct) {
-      Int<T> near[kVectors], some = {};
+      Vec<T> above[kVectors], least;  // by how much pairs are not near
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors; ++i) {
-        near[i] = m[i] < (load<T>(row.keys.sq + first + i * kLanes<T>) + row.query.sq) * kNear<T>;
-        some |= near[i];
+        above[i] = m[i] - (load<T>(row.keys.sq + first + i * kLanes<T>) + row.query.sq) * kNear<T>;
+        least = i == 0 ? above[0] : vmin<T>(least, above[i]);
       }
-      if (any<T>(some))
-        for (int i = 0; i < kVectors; ++i) w[i] = near_pairs<T>(given, first + i * kLanes<T>, near[i], w[i]);
+      if (any_less<T>(least, Vec<T>{}))
+        for (int i = 0; i < kVectors; ++i)
+          w[i] = near_pairs<T>(given, first + i * kLanes<T>, above[i] < T(0), w[i]);
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors; ++i) {
         slope_sum += w[i];
@@ -244,11 +276,12 @@ struct RowSloper {
     for (int i = 0; i < kVectors; ++i) {
       const int64_t j = first + i * kLanes<T>;
       const Vec<T> g = load<T>(row.weights + j) * (load<T>(row.slopes + j) - row.shift);
+      g_sum += g;
       const Token<T> k{load<T>(row.keys.level + j), load<T>(row.keys.aux + j)};
       Slopes<T> s{};
       if constexpr (kFar) score.slopes_far(g, m[i], q, k, s, kAll);
       else score.slopes(g, m[i], q, k, s, kAll);
-      w[i] = Score::kProduct ? s.measure : s.measure * T(-2);
+      w[i] = s.measure;
       if constexpr (!Score::kProduct) {
         level_sum += s.q_level;
         add(row.key_level_grad + j, s.k_level);
@@ -264,6 +297,7 @@ struct RowSloper {
     for (int64_t j = 0; j < row.n; j += kVectors * kLanes<T>) step<kVectors>(j);
     given.query_level_grad = sum<T>(level_sum);
     given.query_slope_sum = sum<T>(slope_sum);
+    given.score_grad_sum = sum<T>(g_sum);
     for (int i = 0; i < kMaxParameters; ++i) given.parameter_grad[i] = double(sum<T>(parameter_sum[i]));
   }
 };

@@ -4,9 +4,10 @@
 //   kProduct                     whether it reads the product of two positions, or else their squared distance
 //   Score(p)                     constants from its parameters, made once a head
 //   aux(level)                   one more number a token, made of its level once
-//   value(m, q, k)               the score, m being the measure of the pair
-//   slopes(g, m, q, k, s, all)   g times the derivatives of the score for m and both levels; with `all` also for the
-//                                parameters
+//   value(m, q, k)               the score in base 2, log2(e) times what docs/math.md has, m being the measure of the pair
+//   slopes(g, m, q, k, s, all)   g times the derivatives of the score: for both levels; for a product m, or those for a
+//                                squared distance m times -2, which is what the products of backward take; with `all` also
+//                                for the parameters
 // and, beside what OnePart says,
 //   kParts > 1                   a long value in parts: part<0>(m, ...), then part<1> of what that gave, and so on. Each part
 //                                is a pass over some vectors of keys: a processor overlaps more of them in short chains
@@ -19,6 +20,8 @@
 namespace coneheads {
 
 inline constexpr int kMaxParameters = 2;
+/// Scores are in base 2, since powers of 2 take fewer steps; their slopes are those of the scores themselves.
+inline constexpr double kLog2E = 1.4426950408889634074;
 
 template <class T>
 struct Token {
@@ -43,18 +46,19 @@ CONE_INLINE Vec<T> inverse_root(Vec<T> x) {
   return keep_where<T>(x > T(0), vrsqrt<T>(x));
 }
 
+/// max(a, b, (a + b + D) / 2), twice: max(a, b) = (a + b + |a - b|) / 2
 template <class T>
-CONE_INLINE Vec<T> lca_level(Vec<T> a, Vec<T> b, Vec<T> distance) {
-  return vmax<T>(vmax<T>(a, b), (a + b + distance) * T(0.5));
+CONE_INLINE Vec<T> twice_lca_level(Vec<T> a, Vec<T> b, Vec<T> distance) {
+  return (a + b) + vmax<T>(vabs<T>(a - b), distance);
 }
-/// The derivatives of lca_level: for the distance, for the level of q, and for that of k 1 - q_share. If neither point
-/// is an ancestor of the other, 1/2 each; otherwise the ancestor's level counts 1 and the rest 0.
+/// From the gradient g of that level: the gradient for the level of q, that for k's being the rest of g. If neither point
+/// is an ancestor of the other, half of it; otherwise all goes to the ancestor's level. Whether half also goes to D.
 template <class T>
-CONE_INLINE void lca_slopes(Vec<T> q, Vec<T> k, Vec<T> distance, Vec<T>& distance_share, Vec<T>& q_share) {
-  Vec<T> difference = q - k;
-  Int<T> apart = distance >= vabs<T>(difference);
-  distance_share = keep_where<T>(apart, splat<T>(T(0.5)));
-  q_share = keep_where<T>(~apart, with_sign<T>(T(0.5), difference)) + T(0.5);
+CONE_INLINE Int<T> lca_slopes(Vec<T> g, Vec<T> q, Vec<T> k, Vec<T> distance, Vec<T>& for_q) {
+  const Vec<T> difference = q - k;
+  const Int<T> apart = distance >= vabs<T>(difference);
+  for_q = select<T>(apart, g * T(0.5), keep_where<T>(difference > T(0), g));
+  return apart;
 }
 
 template <class T>
@@ -63,7 +67,7 @@ struct Dot : OnePart {
   T scale;
   explicit Dot(const T* p) : scale(p[0]) {}
   T aux(T) const { return 0; }
-  CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return m * scale; }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return m * (scale * T(kLog2E)); }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& s, bool all) const {
     s.measure = g * scale;
     if (all) s.parameter[0] = g * m;
@@ -75,9 +79,9 @@ struct Laplacian : OnePart {
   T gamma;
   explicit Laplacian(const T* p) : gamma(p[0]) {}
   T aux(T) const { return 0; }
-  CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return vsqrt<T>(m) * -gamma; }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T>, Token<T>) const { return vsqrt<T>(m) * (gamma * T(-kLog2E)); }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T>, Token<T>, Slopes<T>& s, bool all) const {
-    s.measure = g * inverse_root<T>(m) * (gamma * T(-0.5));
+    s.measure = g * inverse_root<T>(m) * gamma;
     if (all) s.parameter[0] = -(g * vsqrt<T>(m));
   }
 };
@@ -93,67 +97,61 @@ struct Penumbral : OnePart {
   explicit Penumbral(const T* p) : h(p[0]), gamma(p[1]), inverse_h_sq(T(1) / (h * h)) {}
   T aux(T level) const { return level * (2 * h - level) / 2; }
 
-  /// pairs without a common ancestor: D > t_q + t_k, t = h - level
-  CONE_INLINE Int<T> beyond(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> depths = T(2) * h - (q.level + k.level);
-    return m > depths * depths;
-  }
-  /// for m > kDivisor
-  CONE_INLINE Vec<T> height_sq_beyond(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> difference = q.aux - k.aux, inverse = vinverse<T>(m);
-    return (m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse;
-  }
-  CONE_INLINE Vec<T> height_sq_below(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, vsqrt<T>(m)), splat<T>(h));
-    return level * (T(2) * h - level);
-  }
   /// Whether no key has a common ancestor with the query, wherever its level: as it mostly is in many dimensions.
   CONE_INLINE bool all_far(Vec<T> m, Token<T> q) const {
     Vec<T> depth = T(2) * h - q.level;
-    return all<T>(m > vmax<T>(depth * depth, splat<T>(kDivisor<T>)));
+    return !any_less<T>(m, vmax<T>(depth * depth, splat<T>(kDivisor<T>)));
   }
-  CONE_INLINE Vec<T> height_sq(Vec<T> m, Token<T> q, Token<T> k) const {
-    return select<T>(beyond(m, q, k), height_sq_beyond(vmax<T>(m, splat<T>(kDivisor<T>)), q, k),
-                     height_sq_below(m, q, k));
+  CONE_INLINE Vec<T> value_far(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> difference = q.aux - k.aux;
+    return read(height_sq_beyond(m, q, k, difference, difference * vinverse<T>(m)));
   }
-  CONE_INLINE Vec<T> value_far(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq_beyond(m, q, k)); }
-  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const { return read(height_sq(m, q, k)); }
+  CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
+    Vec<T> inverse = vrsqrt<T>(m), distance = m * inverse, turn = (q.aux - k.aux) * inverse;
+    Vec<T> twice = twice_lca_level<T>(q.level, k.level, distance);
+    return read(select<T>(beyond(distance, q, k), height_sq_beyond(m, q, k, turn, turn), height_sq_below(twice)));
+  }
+  /// Pairs without a common ancestor: D > t_q + t_k with t = h - level. Not a level above h: at the light, that is rounding.
+  CONE_INLINE Int<T> beyond(Vec<T> distance, Token<T> q, Token<T> k) const {
+    return distance > T(2) * h - (q.level + k.level);
+  }
+  /// Their squared height: m/4 + (y_q^2 + y_k^2)/2 + (y_q^2 - y_k^2)^2 / (4m), the last term from two factors.
+  CONE_INLINE static Vec<T> height_sq_beyond(Vec<T> m, Token<T> q, Token<T> k, Vec<T> factor, Vec<T> other) {
+    return (m * T(0.25) + (q.aux + k.aux)) + factor * other;
+  }
+  /// That of an ancestor at level L: L (2h - L).
+  CONE_INLINE Vec<T> height_sq_below(Vec<T> twice) const { return twice * (h - twice * T(0.25)); }
   CONE_INLINE Vec<T> read(Vec<T> sq) const {
-    if constexpr (kReadout == Readout::height_sq) return sq * -gamma;
-    if constexpr (kReadout == Readout::height) return vsqrt<T>(sq) * -gamma;
-    return vlog<T>(vmax<T>(sq, splat<T>(kFloor)) * inverse_h_sq) * (gamma * T(-0.5));
+    if constexpr (kReadout == Readout::height_sq) return sq * (gamma * T(-kLog2E));
+    if constexpr (kReadout == Readout::height) return vsqrt<T>(sq) * (gamma * T(-kLog2E));
+    return vlog<T>(vmax<T>(sq, splat<T>(kFloor)) * inverse_h_sq) * (gamma * T(-0.5 * kLog2E));
   }
-  /// The squared height, and its slopes for m, both levels and h.
+  /// The squared height and its slopes: for m, times -2; for both levels; for h.
   struct SquareSlopes {
     Vec<T> sq, m, q, k, h;
   };
-  CONE_INLINE SquareSlopes slopes_beyond(Vec<T> m, Token<T> q, Token<T> k, bool all) const {
-    Vec<T> inverse = vinverse<T>(m);
-    Vec<T> difference = q.aux - k.aux, ratio = (difference + difference) * inverse;
-    Vec<T> q_weight = T(1) + ratio, k_weight = T(1) - ratio;
-    return {(m * T(0.25) + (q.aux + k.aux)) + difference * difference * inverse, T(0.25) - ratio * ratio * T(0.25),
-            q_weight * (h - q.level), k_weight * (h - k.level),
-            all ? q_weight * q.level + k_weight * k.level : Vec<T>{}};
-  }
-  CONE_INLINE SquareSlopes slopes_below(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> d = vsqrt<T>(m), distance_share, q_share;
-    Vec<T> level = vmin<T>(lca_level<T>(q.level, k.level, d), splat<T>(h));
-    lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
-    Vec<T> slope = T(2) * (h - level), for_q = slope * q_share;
-    return {level * (T(2) * h - level), slope * distance_share * inverse_root<T>(m) * T(0.5), for_q, slope - for_q,
-            level + level};
-  }
   CONE_INLINE void slopes_far(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    read_slopes<true>(g, slopes_beyond(m, q, k, all), s, all);
+    Vec<T> difference = q.aux - k.aux, turn = difference * vinverse<T>(m), ratio = turn + turn;
+    Vec<T> q_depth = h - q.level, k_depth = h - k.level;
+    SquareSlopes of{height_sq_beyond(m, q, k, difference, turn), turn * ratio - T(0.5), ratio * q_depth + q_depth,
+                    k_depth - ratio * k_depth, Vec<T>{}};
+    if (all) of.h = (q.level + k.level) + ratio * (q.level - k.level);
+    read_slopes<true>(g, of, s, all);
   }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    Int<T> out = beyond(m, q, k);
-    SquareSlopes of = slopes_below(m, q, k);
-    if (any<T>(out)) {
-      const SquareSlopes other = slopes_beyond(vmax<T>(m, splat<T>(kDivisor<T>)), q, k, all);
-      of = {select<T>(out, other.sq, of.sq), select<T>(out, other.m, of.m), select<T>(out, other.q, of.q),
-            select<T>(out, other.k, of.k), select<T>(out, other.h, of.h)};
-    }
+    const Vec<T> inverse = vrsqrt<T>(m), distance = m * inverse, turn = (q.aux - k.aux) * inverse;
+    const Vec<T> twice = twice_lca_level<T>(q.level, k.level, distance), rise = T(2) * h - twice;
+    const Int<T> beyond = this->beyond(distance, q, k);
+    Vec<T> for_q;
+    const Int<T> apart = lca_slopes<T>(rise, q.level, k.level, distance, for_q);
+    const Vec<T> for_m = keep_where<T>(apart & (m > T(0)), rise * inverse * T(-0.5));
+    // Where there is an ancestor, the ratio may overflow: it is not used.
+    const Vec<T> ratio = (turn + turn) * inverse, q_depth = h - q.level, k_depth = h - k.level;
+    SquareSlopes of{select<T>(beyond, height_sq_beyond(m, q, k, turn, turn), height_sq_below(twice)),
+                    select<T>(beyond, ratio * ratio * T(0.5) - T(0.5), for_m),
+                    select<T>(beyond, ratio * q_depth + q_depth, for_q),
+                    select<T>(beyond, k_depth - ratio * k_depth, rise - for_q), twice};
+    if (all) of.h = select<T>(beyond, (q.level + k.level) + ratio * (q.level - k.level), twice);
     read_slopes<false>(g, of, s, all);
   }
   template <bool kPositive>
@@ -164,7 +162,7 @@ struct Penumbral : OnePart {
       g_sq = g * -gamma;
       if (all) s.parameter[1] = -(g * sq);
     } else if constexpr (kReadout == Readout::height) {
-      g_sq = g * (kPositive ? vrsqrt<T>(sq) : inverse_root<T>(sq)) * (gamma * T(-0.5));
+      g_sq = g * (gamma * T(-0.5)) * (kPositive ? vrsqrt_of_normal<T>(sq) : inverse_root<T>(sq));
       if (all) s.parameter[1] = -(g * vsqrt<T>(sq));
     } else {
       Vec<T> floored = vmax<T>(sq, splat<T>(kFloor));
@@ -187,32 +185,29 @@ struct Umbral : OnePart {
       : gamma(p[1]), inverse_sinh(T(1) / std::sinh(p[0])), inverse_tanh(T(1) / std::tanh(p[0])) {}
   T aux(T) const { return 0; }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> level = lca_level<T>(q.level, k.level, vsqrt<T>(m));
-    if constexpr (kReadout == Readout::height) return level * (-gamma * inverse_sinh);
-    Vec<T> height = level * inverse_sinh;
-    if constexpr (kReadout == Readout::height_sq) return height * height * -gamma;
-    return vlog<T>(height) * -gamma;
+    Vec<T> twice = twice_lca_level<T>(q.level, k.level, vsqrt<T>(m));
+    if constexpr (kReadout == Readout::height) return twice * (gamma * inverse_sinh * T(-0.5 * kLog2E));
+    Vec<T> height = twice * (inverse_sinh * T(0.5));
+    if constexpr (kReadout == Readout::height_sq) return height * height * (gamma * T(-kLog2E));
+    return vlog<T>(height) * (gamma * T(-kLog2E));
   }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    Vec<T> d = vsqrt<T>(m), distance_share, q_share;
-    Vec<T> height = lca_level<T>(q.level, k.level, d) * inverse_sinh;
-    lca_slopes<T>(q.level, k.level, d, distance_share, q_share);
-    Vec<T> g_height;
+    const Vec<T> inverse = inverse_root<T>(m), d = m * inverse;
+    const Vec<T> height = twice_lca_level<T>(q.level, k.level, d) * (inverse_sinh * T(0.5));
+    Vec<T> g_level = g * (-gamma * inverse_sinh);
     if constexpr (kReadout == Readout::height) {
-      g_height = g * -gamma;
       if (all) s.parameter[1] = -(g * height);
     } else if constexpr (kReadout == Readout::height_sq) {
-      g_height = g * height * (T(-2) * gamma);
+      g_level *= height + height;
       if (all) s.parameter[1] = -(g * height * height);
     } else {
-      g_height = g / height * -gamma;
+      g_level /= height;
       if (all) s.parameter[1] = -(g * vlog<T>(height));
     }
-    Vec<T> g_level = g_height * inverse_sinh;
-    s.measure = g_level * distance_share * inverse_root<T>(m) * T(0.5);
-    s.q_level = g_level * q_share;
+    const Int<T> apart = lca_slopes<T>(g_level, q.level, k.level, d, s.q_level);
     s.k_level = g_level - s.q_level;
-    if (all) s.parameter[0] = g_height * height * -inverse_tanh;
+    s.measure = keep_where<T>(apart, g_level * inverse * T(-0.5));
+    if (all) s.parameter[0] = g_level * height * (-inverse_tanh / inverse_sinh);
   }
 };
 
@@ -226,17 +221,14 @@ struct FiniteCone : OnePart {
     return T(2) * vasin<T>(vmin<T>(vsqrt<T>(m) * T(0.5), splat<T>(T(1))));
   }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
-    return lca_level<T>(q.level, k.level, angle(m)) * -gamma;
+    return twice_lca_level<T>(q.level, k.level, angle(m)) * (gamma * T(-0.5 * kLog2E));
   }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
-    Vec<T> a = angle(m), distance_share, q_share;
-    lca_slopes<T>(q.level, k.level, a, distance_share, q_share);
-    Vec<T> g_level = g * -gamma;
-    Vec<T> rest = m * vmax<T>(T(4) - m, Vec<T>{});
-    s.measure = g_level * distance_share * inverse_root<T>(rest);
-    s.q_level = g_level * q_share;
+    const Vec<T> a = angle(m), g_level = g * -gamma, rest = m * vmax<T>(T(4) - m, Vec<T>{});
+    const Int<T> apart = lca_slopes<T>(g_level, q.level, k.level, a, s.q_level);
     s.k_level = g_level - s.q_level;
-    if (all) s.parameter[0] = -(g * lca_level<T>(q.level, k.level, a));
+    s.measure = keep_where<T>(apart, -(g_level * inverse_root<T>(rest)));
+    if (all) s.parameter[0] = g * twice_lca_level<T>(q.level, k.level, a) * T(-0.5);
   }
 };
 
@@ -248,7 +240,7 @@ struct Concatenation : OnePart {
   T aux(T) const { return 0; }
   CONE_INLINE Vec<T> value(Vec<T>, Token<T> q, Token<T> k) const {
     Vec<T> x = q.level + k.level;
-    return select<T>(x > T(0), x, x * negative_slope);
+    return x * select<T>(x > T(0), splat<T>(T(kLog2E)), splat<T>(negative_slope * T(kLog2E)));
   }
   CONE_INLINE void slopes(Vec<T> g, Vec<T>, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> x = q.level + k.level;
@@ -274,15 +266,15 @@ struct HalfSpaceDistance : OnePart {
   CONE_INLINE Vec<T> part(Vec<T> x, Vec<T> m, Token<T> q, Token<T> k) const {
     if constexpr (kPart == 0) return argument(m, q, k);
     if constexpr (kPart == 1) return asinh_argument<T>(x);
-    if constexpr (kPart == 2) return log_of<T, true>(x) * -beta - offset;
+    if constexpr (kPart == 2) return (log_of<T, true>(x) * -beta - offset) * T(kLog2E);
   }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> rise = q.level - k.level, chord_sq = rise * rise + m;
     Vec<T> inverse = inverse_root<T>(chord_sq), outer = vrsqrt<T>(chord_sq + q.level * k.level * T(4));
-    s.measure = g * inverse * outer * -beta;
-    Vec<T> stretch = g * (chord_sq * inverse) * outer * beta, slope = rise * s.measure * T(2);
-    s.q_level = slope + stretch * (q.aux * q.aux);
-    s.k_level = stretch * (k.aux * k.aux) - slope;
+    const Vec<T> slope = g * outer * beta * inverse, stretch = slope * chord_sq, turn = rise * slope * T(-2);
+    s.measure = slope + slope;
+    s.q_level = turn + stretch * (q.aux * q.aux);
+    s.k_level = stretch * (k.aux * k.aux) - turn;
     if (!all) return;
     s.parameter[0] = g * vasinh_root<T>(argument(m, q, k)) * T(-2);
     s.parameter[1] = -g;
@@ -307,14 +299,14 @@ struct HyperboloidDistance : OnePart {
     if constexpr (kPart == 0) return growth(q, k);
     if constexpr (kPart == 1) return half_sinh_sq(x, x * vinverse<T>(x + T(1)), m, q, k);
     if constexpr (kPart == 2) return asinh_argument<T>(x);
-    if constexpr (kPart == 3) return log_of<T, true>(x) * -beta - offset;
+    if constexpr (kPart == 3) return (log_of<T, true>(x) * -beta - offset) * T(kLog2E);
   }
   CONE_INLINE void slopes(Vec<T> g, Vec<T> m, Token<T> q, Token<T> k, Slopes<T>& s, bool all) const {
     Vec<T> u = growth(q, k), v = u * vinverse<T>(u + T(1)), turn = (u + v) * T(0.25);
     turn = select<T>(q.level < k.level, -turn, turn);
     Vec<T> sq = half_sinh_sq(u, v, m, q, k), chord_sq = m * T(0.25);
     Vec<T> g_sq = g * inverse_root<T>(sq) * vrsqrt<T>(sq + T(1)) * -beta;
-    s.measure = g_sq * (q.aux * k.aux) * T(0.25);
+    s.measure = g_sq * (q.aux * k.aux) * T(-0.5);
     s.q_level = g_sq * (turn + vsqrt<T>(q.aux * q.aux + T(1)) * k.aux * chord_sq);
     s.k_level = g_sq * (vsqrt<T>(k.aux * k.aux + T(1)) * q.aux * chord_sq - turn);
     if (!all) return;

@@ -26,6 +26,7 @@ inline constexpr int kVectorBytes = 16;
 #endif
 
 #define CONE_INLINE inline __attribute__((always_inline))
+#define CONE_BODY __attribute__((always_inline))  // of a lambda
 
 template <class T>
 struct Simd;
@@ -139,13 +140,12 @@ CONE_INLINE Vec<T> vinverse(Vec<T> x) {
 #endif
   return T(1) / x;
 }
-/// 1/sqrt(x), and a finite number where x is 0 or denormal
+/// 1/sqrt(x) for positive normal x
 template <class T>
-CONE_INLINE Vec<T> vrsqrt(Vec<T> x) {
+CONE_INLINE Vec<T> vrsqrt_of_normal(Vec<T> x) {
 #if defined(__SSE2__)
   if constexpr (sizeof(T) == 4) {
-    // An estimate of 12 bits and one step of Newton's are faster than a root and a division.
-    x = vmax<T>(x, splat<T>(T(1e-36)));
+    // An estimate of 12 bits or more and one step of Newton's are faster than a root and a division.
 #if defined(__AVX512F__)
     Vec<T> r = (Vec<T>)_mm512_rsqrt14_ps((__m512)x);
 #elif defined(__AVX2__)
@@ -156,7 +156,13 @@ CONE_INLINE Vec<T> vrsqrt(Vec<T> x) {
     return r + r * (T(0.5) - (x * T(0.5)) * r * r);
   }
 #endif
-  return T(1) / vsqrt<T>(vmax<T>(x, splat<T>(T(1e-36))));
+  return T(1) / vsqrt<T>(x);
+}
+/// the same for x >= 0, and a finite number where x is 0 or denormal. (An addition is done beside products; a maximum would
+/// wait for its turn among them.)
+template <class T>
+CONE_INLINE Vec<T> vrsqrt(Vec<T> x) {
+  return vrsqrt_of_normal<T>(x + T(2.4e-38));
 }
 /// whether any lane of a comparison is true
 template <class T>
@@ -182,6 +188,17 @@ CONE_INLINE bool all(Int<T> m) {
 #endif
 }
 
+/// whether a < b in any lane
+template <class T>
+CONE_INLINE bool any_less(Vec<T> a, Vec<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ) != 0;
+  else return _mm512_cmp_pd_mask((__m512d)a, (__m512d)b, _CMP_LT_OQ) != 0;
+#else
+  return any<T>(a < b);
+#endif
+}
+
 /// a where the comparison is true, b elsewhere
 template <class T>
 CONE_INLINE Vec<T> select(Int<T> m, Vec<T> a, Vec<T> b) {
@@ -203,23 +220,25 @@ CONE_INLINE Vec<T> with_sign(T size, Vec<T> x) {
   return (Vec<T>)(((Int<T>)x & (Int<T>)splat<T>(T(-0.0))) | (Int<T>)splat<T>(size));
 }
 
-template <class T, int kCount>
-CONE_INLINE T sum_of(const T* x) {
-  if constexpr (kCount == 1) return x[0];
-  else return sum_of<T, kCount / 2>(x) + sum_of<T, kCount / 2>(x + kCount / 2);
+/// All lanes put together by a function of two vectors, half of them at a time.
+template <class T, class Join, int... kLane>
+CONE_INLINE T joined(Vec<T> v, const Join& join, std::integer_sequence<int, kLane...>) {
+  constexpr int n = kLanes<T>;
+  if constexpr (n >= 16) v = join(v, __builtin_shufflevector(v, v, ((kLane + 8) % n)...));
+  if constexpr (n >= 8) v = join(v, __builtin_shufflevector(v, v, ((kLane + 4) % n)...));
+  if constexpr (n >= 4) v = join(v, __builtin_shufflevector(v, v, ((kLane + 2) % n)...));
+  v = join(v, __builtin_shufflevector(v, v, ((kLane + 1) % n)...));
+  return v[0];
 }
 template <class T>
 CONE_INLINE T sum(Vec<T> v) {
-  T lanes[kLanes<T>];
-  store<T>(lanes, v);
-  return sum_of<T, kLanes<T>>(lanes);
+  return joined<T>(v, [](Vec<T> a, Vec<T> b) CONE_BODY { return a + b; },
+                   std::make_integer_sequence<int, kLanes<T>>());
 }
 template <class T>
 CONE_INLINE T largest(Vec<T> v) {
-  T best = v[0];
-#pragma GCC unroll 16
-  for (int i = 1; i < kLanes<T>; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+  return joined<T>(v, [](Vec<T> a, Vec<T> b) CONE_BODY { return vmax<T>(a, b); },
+                   std::make_integer_sequence<int, kLanes<T>>());
 }
 
 /// 0, 1, 2, ...
@@ -276,6 +295,5 @@ CONE_INLINE void for_vectors(int64_t n, const Body& body) {
   for (; i + kLanes<T> <= n; i += kLanes<T>) body(i, WholeVector<T>{});
   if (i < n) body(i, FirstLanes<T>{int(n - i)});
 }
-#define CONE_BODY __attribute__((always_inline))  // of a lambda for it
 
 }  // namespace coneheads

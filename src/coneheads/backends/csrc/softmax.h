@@ -26,7 +26,7 @@ T apply_masks(const Problem<T>& p, int64_t b, int64_t h, int64_t row, int64_t fr
       read_row<T>(m, p.mask.dtype, step, valid, spare);
       bool wrong = false;
       for (int64_t j = 0; j < valid; ++j) {
-        scores[j] += spare[j];
+        scores[j] += spare[j] * T(kLog2E);
         wrong |= !(scores[j] < infinity);
       }
       is_nan |= wrong;
@@ -40,12 +40,14 @@ T apply_masks(const Problem<T>& p, int64_t b, int64_t h, int64_t row, int64_t fr
   return largest<T>(best);
 }
 
-/// scores -> exp(scores - base - rest), and their sum
-template <class T>
+/// scores -> 2^(scores - base - rest), and their sum; `rest` only with kRest
+template <class T, bool kRest = false>
 T exp_row(T* scores, int64_t n, T base, T rest = T(0)) {
   Vec<T> total = {};
   for (int64_t j = 0; j < n; j += kLanes<T>) {
-    Vec<T> e = vexp_weight<T>(load<T>(scores + j) - base - rest);
+    Vec<T> x = load<T>(scores + j) - base;
+    if constexpr (kRest) x -= rest;
+    const Vec<T> e = vexp2<T>(x);
     store<T>(scores + j, e);
     total += e;
   }

@@ -60,6 +60,19 @@ inline uint16_t float_to_bfloat(float value) {
   return uint16_t((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+// The same for a vector of floats.
+typedef uint16_t HalfVector __attribute__((vector_size(kVectorBytes / 2)));
+CONE_INLINE Vec<float> bfloats_to_floats(const uint16_t* from) {
+  HalfVector v;
+  std::memcpy(&v, from, sizeof(v));
+  return (Vec<float>)(__builtin_convertvector(v, Bits<float>) << 16);
+}
+CONE_INLINE void floats_to_bfloats(Vec<float> value, uint16_t* to) {
+  const Bits<float> bits = (Bits<float>)value, rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+  const HalfVector v = __builtin_convertvector(value == value ? rounded : (bits >> 16 | 0x40), HalfVector);
+  std::memcpy(to, &v, sizeof(v));
+}
+
 template <class T>
 void read_row(const char* from, ScalarType dtype, int64_t step, int64_t n, T* __restrict to) {
   switch (dtype) {
@@ -78,10 +91,11 @@ void read_row(const char* from, ScalarType dtype, int64_t step, int64_t n, T* __
     }
     case ScalarType::BFloat16: {
       const uint16_t* p = reinterpret_cast<const uint16_t*>(from);
-      if (step == 1)
-        for (int64_t i = 0; i < n; ++i) to[i] = T(bfloat_to_float(p[i]));
-      else
-        for (int64_t i = 0; i < n; ++i) to[i] = T(bfloat_to_float(p[i * step]));
+      int64_t i = 0;
+      if constexpr (sizeof(T) == 4)
+        if (step == 1)
+          for (; i + kLanes<T> <= n; i += kLanes<T>) store<T>(to + i, bfloats_to_floats(p + i));
+      for (; i < n; ++i) to[i] = T(bfloat_to_float(p[i * step]));
       break;
     }
     default: {  // Half
@@ -108,11 +122,29 @@ void write_row(const T* __restrict from, ScalarType dtype, int64_t n, char* to) 
     case ScalarType::Double:
       for (int64_t i = 0; i < n; ++i) reinterpret_cast<double*>(to)[i] = double(from[i]);
       break;
-    case ScalarType::BFloat16:
-      for (int64_t i = 0; i < n; ++i) reinterpret_cast<uint16_t*>(to)[i] = float_to_bfloat(float(from[i]));
+    case ScalarType::BFloat16: {
+      uint16_t* p = reinterpret_cast<uint16_t*>(to);
+      int64_t i = 0;
+      if constexpr (sizeof(T) == 4)
+        for (; i + kLanes<T> <= n; i += kLanes<T>) floats_to_bfloats(load<T>(from + i), p + i);
+      for (; i < n; ++i) p[i] = float_to_bfloat(float(from[i]));
       break;
-    default:
-      for (int64_t i = 0; i < n; ++i) reinterpret_cast<uint16_t*>(to)[i] = float_to_half(float(from[i]));
+    }
+    default: {
+      uint16_t* p = reinterpret_cast<uint16_t*>(to);
+      int64_t i = 0;
+#if defined(__F16C__)
+      if constexpr (sizeof(T) == 4) {
+        const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
+        for (; i + 8 <= n; i += 8) {
+          // NaN, in the second place, stays what it is.
+          const __m256 bounded = _mm256_min_ps(most, _mm256_max_ps(least, _mm256_loadu_ps(from + i)));
+          _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i), _mm256_cvtps_ph(bounded, _MM_FROUND_TO_NEAREST_INT));
+        }
+      }
+#endif
+      for (; i < n; ++i) p[i] = float_to_half(float(from[i]));
+    }
   }
 }
 
