@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import coneheads
 from coneheads.integrations import torch_nn
@@ -160,6 +161,19 @@ def test_bad_arguments_get_a_sentence_and_change_nothing(arguments, error, text)
 def test_a_compiled_model_is_refused():
     with pytest.raises(TypeError, match="convert it first, then call"):
         coneheads.convert(torch.compile(TwoTowers(), backend="eager"))
+
+
+def test_a_model_that_is_distributed_already_is_refused():
+    """What is learned would be no parameter of the wrapper: each process would go its own way."""
+    wrapped = TwoTowers()
+    wrapped.first.__class__ = type("FSDPEncoder", (FSDPModule, nn.TransformerEncoder), {})  # as fully_shard does it
+    for change in (coneheads.convert, coneheads.revert):
+        with pytest.raises(TypeError, match=r"model has a FSDPEncoder.*convert first, then wrap"):
+            change(wrapped)
+    parallel = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(parallel)
+    with pytest.raises(TypeError, match="model has a DistributedDataParallel"):
+        coneheads.convert(nn.Sequential(parallel, TwoTowers()))
 
 
 def test_a_converted_model_can_be_compiled():

@@ -149,6 +149,11 @@ def _check_model(model: object) -> None:
     compiler = sys.modules.get("torch._dynamo.eval_frame")  # which takes a second to import
     if compiler is not None and isinstance(model, compiler.OptimizedModule):
         raise TypeError("model is compiled; convert it first, then call torch.compile")
+    sharding = sys.modules.get("torch.distributed.fsdp")
+    wrappers: tuple[type, ...] = (nn.parallel.DistributedDataParallel,)
+    wrappers += (sharding.FSDPModule, sharding.FullyShardedDataParallel) if sharding is not None else ()
+    if wrapped := next((type(module).__name__ for module in model.modules() if isinstance(module, wrappers)), ""):
+        raise TypeError(f"model has a {wrapped}, which knows the parameters of before alone; convert first, then wrap")
 
 
 def _libraries() -> list[Library]:
