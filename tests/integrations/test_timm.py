@@ -483,3 +483,10 @@ def test_a_layer_without_a_known_size_of_its_heads_is_refused():
     del old.head_dim  # as before 1.0.26
     with pytest.raises(ValueError, match="timm is older than"):
         convert(old)
+
+
+def test_a_part_of_a_model_takes_no_image():
+    block = small().blocks[0]
+    assert inputs_for(block) is None
+    assert not convert(block).probed
+    assert convert(small("eva02_tiny_patch14_224").blocks[0].attn, probe=torch.randn(1, 3, 32)).probed

@@ -169,11 +169,11 @@ def restore(model: nn.Module, names: Collection[str] | None = None) -> list[str]
 
 def inputs_for(model: nn.Module) -> Inputs | None:
     """One image of zeros of the size that the model was built for, or else of the size in its ``pretrained_cfg``."""
-    if not any(kind.__module__.startswith("timm.models") for kind in type(model).__mro__):
-        return None
+    stem = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if stem is None or not any(kind.__module__.startswith("timm.models") for kind in type(model).__mro__):
+        return None  # a block alone, or no model of timm's
     size = next((module.img_size for module in model.modules() if getattr(module, "img_size", None)), None)
     expected = getattr(model, "pretrained_cfg", {}).get("input_size") or (3, 224, 224)
-    stem = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), expected[0])
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     return {"": (like.new_zeros(1, stem, *(timm_layers.to_2tuple(size) if size else expected[1:])),)}
 
