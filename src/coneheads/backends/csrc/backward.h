@@ -187,17 +187,22 @@ struct Backward {
     for (int64_t start = 0; start < count; start += kStripRows) {
       const int64_t strip = std::min<int64_t>(kStripRows, count - start), padded = round_up<int64_t>(strip, kRows);
       const int64_t needed = std::max<int64_t>(0, p.last_key(first + start + strip - 1) - from);
-      const int64_t m = std::min(block_keys, round_up<int64_t>(needed, kPanel<T>));
+      const int64_t m = std::min(block_keys, round_up<int64_t>(needed, kPanel<T>)), whole = std::min(needed, n);
+      const int64_t columns = round_up<int64_t>(whole, kLanes<T>);  // of the products; up to m there may be one vector more
       T* weights = w.weights + start * w.row;
       T* slopes = w.slopes + start * w.row;
       const T* position = w.position + start * position_row;
       const T* grad_rows = w.grad_rows + start * wide_values();
       if (m > 0) {
         if (d > kFewCoordinates || p.score.product)
-          multiply<T, Read::rows>(padded, m, d, {position, position_row}, {keys.transposed, kPanel<T>, kPanel<T> * d}, w.measures,
-                      w.row, false);
-        multiply<T, Read::rows>(padded, m, p.values, {grad_rows, wide_values()}, {w.values, kPanel<T>, kPanel<T> * p.values},
-                    slopes, w.row, false);
+          multiply<T, Read::rows>(padded, columns, d, {position, position_row},
+                                  {keys.transposed, kPanel<T>, kPanel<T> * d}, w.measures, w.row, false);
+        multiply<T, Read::rows>(padded, columns, p.values, {grad_rows, wide_values()},
+                                {w.values, kPanel<T>, kPanel<T> * p.values}, slopes, w.row, false);
+        for (int64_t i = 0; i < padded && columns < m; ++i) {
+          std::fill(w.measures + i * w.row + columns, w.measures + i * w.row + m, T(0));
+          std::fill(slopes + i * w.row + columns, slopes + i * w.row + m, T(0));
+        }
       }
       for (int64_t i = 0; i < strip; ++i) {
         const int64_t row = start + i;
@@ -211,14 +216,14 @@ struct Backward {
         std::fill(weights + i * w.row + own, weights + i * w.row + block_keys, T(0));
         std::fill(slopes + i * w.row + own, slopes + i * w.row + block_keys, T(0));
       }
-      multiply<T, Read::rows>(strip, p.features, m, {slopes, w.row}, {w.key_rows, kPanel<T>, size * kPanel<T>},
-                  grad_q + (head * p.length + first + start) * p.features, p.features, true);
+      multiply<T, Read::rows>(strip, p.features, whole, {slopes, w.row}, {w.key_rows, kPanel<T>, size * kPanel<T>},
+                              grad_q + (head * p.length + first + start) * p.features, p.features, true);
     }
     const int64_t used = std::min(n, block_keys);
     multiply<T, Read::columns>(used, p.values, count, {w.weights, w.row}, {w.grad_rows, wide_values(), kPanel<T>},
-                grad_v + (kv_head * p.keys + from) * p.values, p.values, true);
+                               grad_v + (kv_head * p.keys + from) * p.values, p.values, true);
     multiply<T, Read::columns>(used, p.features, count, {w.slopes, w.row}, {w.position, position_row, kPanel<T>},
-                grad_k + (kv_head * p.keys + from) * p.features, p.features, true);
+                               grad_k + (kv_head * p.keys + from) * p.features, p.features, true);
   }
 
   /// One row: measures (products on entry) -> weights; slopes (dP on entry) -> slopes.
