@@ -131,6 +131,17 @@ def test_causal_hint_with_the_causal_mask_is_that_of_multihead_attention(dtype, 
     check_same(theirs, ours, inputs, **given, need_weights=need_weights, is_causal=True)
 
 
+def test_the_causal_hint_hides_no_extra_key():
+    """nn.MultiheadAttention shows them if it returns weights, and hides them if not."""
+    layer = ConeMultiheadAttention(WIDTH, HEADS, add_bias_kv=True, add_zero_attn=True)
+    x, mask = torch.randn(KEYS, BATCH, WIDTH), nn.Transformer.generate_square_subsequent_mask(KEYS)
+    with_weights, without = (
+        layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=need) for need in (True, False)
+    )
+    assert (with_weights[1][:, :, -2:] > 0).all()
+    torch.testing.assert_close(with_weights[0], without[0])
+
+
 def test_a_wrong_causal_hint_changes_nothing():
     layer = ConeMultiheadAttention(WIDTH, HEADS)
     x = torch.randn(KEYS, BATCH, WIDTH)

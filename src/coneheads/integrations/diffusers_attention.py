@@ -9,6 +9,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor, AttnP
 from torch import Tensor, nn
 
 from coneheads.integrations import torch_nn
+from coneheads.integrations.layers import already
 from coneheads.nn import ConeAttention, ConeMultiheadAttention
 
 #: the attribute of a converted layer with the processor that it had, and the handle of ``_watch``
@@ -113,7 +114,11 @@ def why_not(attn: Any) -> str:
     """Why a module of diffusers that has a processor cannot be converted; empty if it can."""
     kind = type(attn.processor)
     if hasattr(attn, KEPT):
-        return "it is converted already: call coneheads.revert first"
+        return (
+            already(attn.processor.cone)
+            if kind is ConeAttnProcessor
+            else "its cone attention was replaced: revert first"
+        )
     if type(attn) is not Attention:
         return "its class has projections, positions or streams of its own; only diffusers' Attention itself is known"
     if kind not in (AttnProcessor, AttnProcessor2_0):

@@ -34,6 +34,11 @@ class Layer:
         object.__setattr__(self, "kind", f"{type(self.module).__module__}.{type(self.module).__qualname__}")
 
 
+def already(cone: ConeAttention) -> str:
+    """Why a layer that ``convert`` has changed before is left as it is."""
+    return f"it has the score {cone.base.name!r} already: call revert first to give it another"
+
+
 @dataclass(frozen=True)
 class Settings:
     """What layers are to become: the arguments of ``ConeAttention``."""

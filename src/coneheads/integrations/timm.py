@@ -19,7 +19,7 @@ from timm.models import register_notrace_module  # type: ignore[import-not-found
 from timm.models.eva import EvaAttention  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor, nn
 
-from coneheads.integrations.layers import CONE, Inputs, Layer, Settings
+from coneheads.integrations.layers import CONE, Inputs, Layer, Settings, already
 from coneheads.nn import ConeAttention
 from coneheads.nn.cone_attention import NO_SCRIPT
 from coneheads.scores import Score
@@ -182,7 +182,7 @@ def _why_not(module: Any) -> str:
     if type(module) in CONVERTED:
         return "" if getattr(module, "head_dim", 0) > 1 else "its heads have 1 feature, or timm is older than 1.0.26"
     if type(module) in ORIGINAL:
-        return f"it has the score {module.cone.base.name!r} already: call revert first to give it another"
+        return already(module.cone)
     known = ", ".join(f"{original.__module__}.{original.__name__}" for original in CONVERTED)
     return f"its scores are computed in code of its own; of timm's, convert knows {known}"
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coneheads.integrations.layers import CONE, Inputs, Layer, Settings
+from coneheads.integrations.layers import CONE, Inputs, Layer, Settings, already
 from coneheads.nn import ConeAttention, ConeMultiheadAttention
 
 #: what ``swap`` adds to a layer beside its attention, and the value that an encoder's switch had
@@ -33,10 +33,9 @@ def find(model: nn.Module, run: Callable[[], Any] | None) -> list[Layer]:
 
 def _why_not(module: nn.MultiheadAttention) -> str:
     if isinstance(module, ConeMultiheadAttention):
-        score = module.cone.base.name
         if module.converted:
-            return f"it has the score {score!r} already: call revert first to give it another"
-        return f"it was built with the score {score!r} and is no nn.MultiheadAttention to convert"
+            return already(module.cone)
+        return f"it was built with the score {module.cone.base.name!r} and is no nn.MultiheadAttention to convert"
     if type(module) is not nn.MultiheadAttention:
         return (
             f"{type(module).__name__} is derived from nn.MultiheadAttention, and what it changes would be lost; "

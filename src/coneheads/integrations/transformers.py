@@ -20,7 +20,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from coneheads.integrations.layers import CONE, Inputs, Layer, Settings
+from coneheads.integrations.layers import CONE, Inputs, Layer, Settings, already
 from coneheads.integrations.transformers_attention import attention
 from coneheads.integrations.transformers_saving import ADVICE, BESIDE, OURS, describe, forget, held, remember_when_saved
 from coneheads.nn import ConeAttention
@@ -89,7 +89,8 @@ def find(model: nn.Module, run: Callable[[], Any] | None) -> Sequence[Layer]:
     layers = []
     for name, module in (pair for prefix, root in roots.items() for pair in root.named_modules(prefix=prefix)):
         if module in seen:
-            layers.append(Layer(name, module, *seen[module], why_not=_already(module)))
+            cone = getattr(module, CONE, None)
+            layers.append(Layer(name, module, *seen[module], why_not="" if cone is None else already(cone)))
         elif _is_attention(module) and module not in parts and not seen.keys() & set(module.modules()):
             layers.append(Layer(name, module, why_not=why_not))
     return layers
@@ -163,11 +164,6 @@ def _outermost(model: nn.Module) -> dict[str, Any]:
         if isinstance(module, transformers.PreTrainedModel) and not inside:
             found[name] = module
     return found
-
-
-def _already(module: Any) -> str:
-    cone = getattr(module, CONE, None)
-    return "" if cone is None else f"it has the score {cone.base.name!r} already: call revert first to give it another"
 
 
 def _is_attention(module: nn.Module) -> bool:
