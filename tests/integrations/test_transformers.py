@@ -99,6 +99,9 @@ def test_models_that_ignore_the_interface_are_refused_by_name(name):
     model = REFUSED[name]()
     with pytest.raises(ValueError, match=f"no attention layer of {name} can be converted.*ignores transformers"):
         convert(model)
+    model.config._attn_implementation = "coneheads_umbral"
+    with pytest.raises(ValueError, match=f"{name} ignores transformers' attention interface.*'coneheads_umbral'"):
+        type(model)(model.config)
 
 
 @pytest.mark.parametrize("score", BY_NAME)

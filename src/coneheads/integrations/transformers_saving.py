@@ -102,6 +102,11 @@ def _rebuild(model: Any, _: None) -> None:
     config = model.config
     name = config._attn_implementation.removesuffix(ADVICE).removeprefix(BESIDE)
     config._attn_implementation_internal = name
+    of_transformers = type(model).__module__.startswith(
+        "transformers."
+    )  # which can tell it by the code of its own alone
+    if name.startswith(OURS) and of_transformers and not model._can_set_attn_implementation():
+        raise ValueError(f"{type(model).__name__} ignores transformers' attention interface: it would not run {name!r}")
     described = getattr(config, OURS, {})
     if name != OURS and described:
         described["layers"] = {}  # the caller has asked for another implementation
