@@ -192,6 +192,25 @@ def test_distance_of_a_point_to_itself_is_exactly_zero(name, size, dtype):
         check_near([lse], [want], 2e-6)
 
 
+@every_dtype
+@pytest.mark.parametrize("readout", ["height", "height_sq", "distance"])
+@pytest.mark.parametrize("features", [-13.0, -35.0])
+def test_lowest_heights_are_read_as_they_are(readout, features, dtype):
+    """Heights down to 1e-15, whose squares are divided by; some points are equal, so that nothing else is in them."""
+    query, key = torch.randn(1, 1, 6, 16), torch.randn(1, 1, 7, 16)
+    query[..., -1] = key[..., -1] = features
+    key[:, :, :4] = query[:, :, :4]
+    tensors = [t.to(dtype) for t in (query, key, torch.randn(1, 1, 7, 4))]
+    weight = torch.randn(1, 1, 6, 4)
+    results = []
+    for backend, wide in (("triton", dtype), ("reference", torch.float64)):
+        leaves = [t.detach().to(wide).requires_grad_() for t in tensors]
+        out, lse = attend(*leaves, score=coneheads.Penumbral(readout=readout), backend=backend, return_lse=True)
+        results.append([out, lse, *torch.autograd.grad((out * weight.to(wide)).sum(), leaves)])
+    names = ["out", "lse", "query", "key", "value"]
+    check_near(*results, 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps, names)
+
+
 # --- 5. Determinism --------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ computes the scores of its tiles again, and from them
 
     P = 2^(S - lse),  dP = dO V^T,  dS = P (dP + shift),  shift = dlse - rowsum(P dP) = dlse - rowsum(dO O).
 
-Through a squared distance, a pair gives 2w (q - k) to its query and 2w (k - q) to its key, w = dS d score / d D^2. Both
+Through a squared distance, a pair gives w (q - k) to its query and w (k - q) to its key, w = 2 dS d score / d D^2. Both
 are products, q sum(w) - sum(w k), except for near pairs, which would cancel in them: these are added one by one.
 """
 
@@ -24,12 +24,10 @@ def weights_of(s, lse, rest):
 
 @triton.jit
 def weights_and_gradients(
-    s, lse, rest, shift, v, grad_out, seed, row_numbers, columns, dropout_p,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
+    s, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr
+):
     """The weights of a tile after dropout, and the gradients of its scores."""
     weights = weights_of(s, lse, rest)
-    grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
     if DROPOUT:
         kept = tiles.kept(seed, row_numbers, columns, dropout_p)
         return weights * kept, weights * (grad_weights * kept + shift[:, None])
@@ -38,10 +36,11 @@ def weights_and_gradients(
 
 @triton.jit
 def backward_rows(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    GRAD_OUT, LSE, REST, SHIFT,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -65,6 +64,7 @@ def backward_rows(
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
+    q_sides = tiles.load_sides(Q_PARTS, head, first_row, length, True, SUMS, BM)
     grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
@@ -78,18 +78,23 @@ def backward_rows(
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
         k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-        m, _ = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, first_row, start, length, keys, positions, coordinates,
-            MEASURE, ROUND, WIDEN, BM, BN,
-        )  # fmt: skip
-        s = tiles.scores_of(
-            m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
-            SCORE, MASKED, CAUSAL,
-        )  # fmt: skip
+        k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
         v = tiles.load_rows(V, start, keys, values, BN, DV)
+        grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
+        m, _ = tiles.measure(
+            q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
+            SCORE, MEASURE, ROUND, WIDEN, BM, BN,
+        )  # fmt: skip
+        difference, both, lean, four_sq = tiles.levels_of(
+            m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
+        )
+        s = tiles.scores_of(
+            m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column,
+            rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+        )  # fmt: skip
         _, product = weights_and_gradients(
-            s, lse, rest, tl.zeros([BM], tl.float32), v, grad_out, tl.load(SEED), head * length + rows, columns,
-            dropout_p, DROPOUT, PRECISION, WIDEN,
+            s, lse, rest, tl.zeros([BM], tl.float32), grad_weights, tl.load(SEED), head * length + rows, columns,
+            dropout_p, DROPOUT,
         )  # fmt: skip
         total += tl.sum(weights_of(s, lse, rest), 1)
         products += tl.sum(product, 1)
@@ -100,11 +105,11 @@ def backward_rows(
 
 @triton.jit
 def backward_queries(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
-    GRAD_Q, GRAD_Q_LEVEL, GRAD_PARAMETERS,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    GRAD_OUT, LSE, REST, SHIFT, GRAD_Q, GRAD_Q_LEVEL, GRAD_PARAMETERS,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -124,6 +129,7 @@ def backward_queries(
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
+    q_sides = tiles.load_sides(Q_PARTS, head, first_row, length, True, SUMS, BM)
     grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
@@ -140,22 +146,27 @@ def backward_queries(
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
         k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-        m, any_near = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, first_row, start, length, keys, positions, coordinates,
-            MEASURE, ROUND, WIDEN, BM, BN,
-        )  # fmt: skip
-        s = tiles.scores_of(
-            m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
-            SCORE, MASKED, CAUSAL,
-        )  # fmt: skip
+        k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
         v = tiles.load_rows(V, start, keys, values, BN, DV)
-        _, g = weights_and_gradients(
-            s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
-            DROPOUT, PRECISION, WIDEN,
+        grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
+        m, any_near = tiles.measure(
+            q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
+            SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
-        w, for_level, _, for_first, for_second = scores.slopes(
-            SCORE, g, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c
+        difference, both, lean, four_sq = tiles.levels_of(
+            m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
         )
+        s = tiles.scores_of(
+            m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column,
+            rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+        )  # fmt: skip
+        _, g = weights_and_gradients(
+            s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
+        )  # fmt: skip
+        w, for_level, for_first, for_second = scores.slopes(
+            SCORE, SUMS, True, g, m, difference, both, lean, four_sq,
+            q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
+        )  # fmt: skip
         if PARAMETERS:
             first += tl.sum(for_first, 1)
             second += tl.sum(for_second, 1)
@@ -164,9 +175,9 @@ def backward_queries(
             grad, pull, w, m, any_near, q_sq, k, Q, K, first_row, start, length, keys, positions, coordinates, True,
             MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
         )  # fmt: skip
-    grad = tiles.gradient_of(q, pull, grad, coordinates, True, MEASURE, ONES, DP)
+    grad = tiles.gradient_of(q, pull, grad, coordinates, SCORE, True, MEASURE, ONES, DP)
     tiles.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
-    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level, mask=rows < length)
+    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level * scores.unit(SCORE), mask=rows < length)
     if PARAMETERS:
         all_rows = tl.num_programs(0).to(tl.int64) // blocks * length
         tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
@@ -175,11 +186,11 @@ def backward_queries(
 
 @triton.jit
 def backward_keys(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
-    GRAD_K, GRAD_K_LEVEL, GRAD_V,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    GRAD_OUT, LSE, REST, SHIFT, GRAD_K, GRAD_K_LEVEL, GRAD_V,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -196,6 +207,7 @@ def backward_keys(
     k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
     k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
     k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+    k_sides = tiles.load_sides(K_PARTS, kv_head, first_column, keys, False, SUMS, BN)
 
     grad = tl.zeros([BN, DP], tl.float32)  # the sum of w q
     pull = tl.zeros([BN], tl.float32)  # the sum of w
@@ -217,41 +229,47 @@ def backward_keys(
             lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
             rest = tiles.load_numbers(REST + head * length, rows, length)
             shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+            q_sides = tiles.load_others(Q_PARTS, head, start, length, SUMS, BM)
             m, any_near = tiles.measure(
-                q, k, q_sq, k_sq, queries, K, start, first_column, length, keys, positions, coordinates,
-                MEASURE, ROUND, WIDEN, BM, BN,
+                q, k, q_sq, k_sq, q_sides, k_sides, queries, K, start, first_column, length, keys, positions,
+                coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
             )  # fmt: skip
+            difference, both, lean, four_sq = tiles.levels_of(
+                m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, False, SUMS, WIDEN
+            )
             s = tiles.scores_of(
-                m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,
-                length, keys, SCORE, MASKED, CAUSAL,
+                m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column,
+                rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
             )  # fmt: skip
+            grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
             weights, g = weights_and_gradients(
-                s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
-                DROPOUT, PRECISION, WIDEN,
+                s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
             )  # fmt: skip
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
-            w, _, for_level, _, _ = scores.slopes(
-                SCORE, g, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c
-            )
+            w, for_level, _, _ = scores.slopes(
+                SCORE, SUMS, False, g, m, difference, both, lean, four_sq,
+                q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
+            )  # fmt: skip
             grad_level += for_level
             grad, pull = tiles.add_gradients(
                 grad, pull, w, m, any_near, q_sq, q, queries, K, start, first_column, length, keys, positions,
                 coordinates, False, MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
             )  # fmt: skip
-    grad = tiles.gradient_of(k, pull, grad, coordinates, False, MEASURE, ONES, DP)
+    grad = tiles.gradient_of(k, pull, grad, coordinates, SCORE, False, MEASURE, ONES, DP)
     tiles.store_rows(GRAD_K + kv_head * keys * positions, grad, first_column, keys, positions, BN, DP)
     tiles.store_rows(GRAD_V + kv_head * keys * values, grad_v, first_column, keys, values, BN, DV)
-    tl.store(GRAD_K_LEVEL + kv_head * keys + columns, tl.sum(grad_level, 0), mask=columns < keys)
+    grad_level = tl.sum(grad_level, 0) * scores.unit(SCORE)
+    tl.store(GRAD_K_LEVEL + kv_head * keys + columns, grad_level, mask=columns < keys)
 
 
 @triton.jit
 def backward_mask(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, GRAD_OUT, LSE, REST, SHIFT,
-    GRAD_MASK,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    GRAD_OUT, LSE, REST, SHIFT, GRAD_MASK,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     batches, mask_batches, mask_heads, mask_rows, mask_columns,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     LENGTH_CLASS: tl.constexpr,
     ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -279,6 +297,7 @@ def backward_mask(
                 q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
                 q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
                 q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
+                q_sides = tiles.load_sides(Q_PARTS, head, row, length, True, SUMS, BM)
                 grad_out = tiles.load_rows(GRAD_OUT + head * length * values, row, length, values, BM, DV)
                 # Rows beyond the last query have weights of 0.
                 lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
@@ -290,18 +309,23 @@ def backward_mask(
                     k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
                     k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
                     k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+                    k_sides = tiles.load_others(K_PARTS, kv_head, column, keys, SUMS, BN)
                     m, _ = tiles.measure(
-                        q, k, q_sq, k_sq, queries, keys_of_head, row, column, length, keys, positions, coordinates,
-                        MEASURE, ROUND, WIDEN, BM, BN,
+                        q, k, q_sq, k_sq, q_sides, k_sides, queries, keys_of_head, row, column, length, keys,
+                        positions, coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
                     )  # fmt: skip
+                    difference, both, lean, four_sq = tiles.levels_of(
+                        m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
+                    )
                     s = tiles.scores_of(
-                        m, q_level, k_level, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column, rows, columns,
-                        length, keys, SCORE, MASKED, CAUSAL,
+                        m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column,
+                        rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
                     )  # fmt: skip
                     v = tiles.load_rows(V + kv_head * keys * values, column, keys, values, BN, DV)
+                    grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
                     _, g = weights_and_gradients(
-                        s, lse, rest, shift, v, grad_out, tl.load(SEED), head * length + rows, columns, dropout_p,
-                        DROPOUT, PRECISION, WIDEN,
+                        s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
+                        DROPOUT,
                     )  # fmt: skip
                     total += g
     # An entry that all rows, or all columns, share is the sum over them, in the first place of the tile.

@@ -8,10 +8,11 @@ from coneheads.backends.triton import tiles
 
 @triton.jit
 def forward(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, CONSTANTS, MASK, SEED, K_MARK, OUT, TOP, TOTAL,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    K_MARK, OUT, TOP, TOTAL,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -34,6 +35,7 @@ def forward(
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
+    q_sides = tiles.load_sides(Q_PARTS, head, first_row, length, True, SUMS, BM)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
@@ -46,13 +48,18 @@ def forward(
         k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
         k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+        k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
         m, _ = tiles.measure(
-            q, k, q_sq, k_sq, Q, K, first_row, start, length, keys, positions, coordinates,
-            MEASURE, ROUND, WIDEN, BM, BN,
+            q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
+            SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
+        difference, both, lean, four_sq = tiles.levels_of(
+            m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
+        )
         s = tiles.scores_of(
-            m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
-            SCORE, MASKED, CAUSAL, tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
+            m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column,
+            rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+            tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
         )  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.

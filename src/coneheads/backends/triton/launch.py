@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.triton import backward as backward_kernels
-from coneheads.backends.triton import interpreted, number_of
+from coneheads.backends.triton import interpreted, number_of, tiles
 from coneheads.backends.triton.forward import forward as forward_kernel
 from coneheads.scores import (
     FinitePenumbral,
@@ -30,6 +30,10 @@ REGISTERS = 1 << 16  # of a multiprocessor
 # Positions of so few coordinates have many near pairs: all their distances are computed directly.
 FEW_COORDINATES = 8
 ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
+# This share of |a|^2 may be rounding and nothing else: half precision, whose positions are no more exact, takes it off,
+# so that the distance of a point to itself is 0.
+NOISE = 4e-6
+TINY = 1e-37  # not so small that a GPU may read 0
 # Rows of so few keys cost little to sum once more, which makes their gradients exact: see `backward_rows`.
 FEW_KEYS = 64
 
@@ -91,7 +95,7 @@ BLOCKS["backward_mask"] = {
     **BLOCKS["backward_queries"],
     (True, 64): Blocks(32, 32, 8, 1),
     (False, 64): Blocks(32, 16, 4, 2),
-    (False, 128): Blocks(16, 16, 4, 2),
+    (False, 128): Blocks(16, 64, 8, 1),
 }
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 
@@ -122,6 +126,20 @@ def _padded(size: int) -> int:
 def _as_tf32(tensor: Tensor) -> Tensor:
     """float32 rounded to the 10 bits of tf32, so that squares and products are of the same positions."""
     return ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def _parts(*numbers: Tensor) -> Tensor:
+    """Three 1s, and each number as three bfloat16 that add up to it, [..., L, 16]: see `load_side` in tiles.py.
+
+    Each is what is left by those before, without its lower bits: rounded up, a large number might become inf.
+    """
+    parts = [torch.ones_like(numbers[0])] * 3
+    for left in numbers:
+        for _ in range(3):
+            parts.append((left.view(torch.int32) & ~0xFFFF).view(torch.float32))
+            left = left - parts[-1]
+    slots, whole = tiles.SLOTS.value, tiles.WHOLE.value
+    return pad(torch.stack(parts, -1), (0, slots - len(parts), 0, -numbers[0].shape[-1] % whole)).bfloat16()
 
 
 def _contiguous(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -173,19 +191,27 @@ class Call:
         seed = inputs.seed if inputs.seed is not None else torch.zeros((), dtype=torch.int64, device=q.device)
         value = _contiguous(inputs.value, self.dtype)
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, self._constants(), mask, seed)
+        self.sums = self._measure() == "bounded"
+        parts = [none, none]
+        if self.sums:
+            parts = [
+                _parts(q_sq - q_sq * NOISE, levels[0], auxs[0] / 4),
+                _parts(k_sq, levels[1], auxs[1] / 4),
+            ]
+        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, *parts, self._constants(), mask, seed)
         sizes = (self.heads, group, self.length, self.keys, self.positions, coordinates, self.values)
         self.numbers = (*self.strides, *sizes, float(inputs.dropout_p))
         self.compiled: dict[str, Any] = {
             "SCORE": number,
             "MEASURE": self._measure(),
+            "SUMS": self.sums,
             "ONES": self.ones,
             "MASKED": self.masked,
             "CAUSAL": inputs.is_causal,
             "DROPOUT": inputs.seed is not None,
             "PRECISION": precision,
             "ROUND": self.round,
-            "WIDEN": interpreted() and self.dtype == torch.bfloat16,
+            "WIDEN": interpreted() and self.dtype != torch.float32,
             "LENGTH_CLASS": (min(self.length, 1 << 13) - 1).bit_length(),
             "DP": _padded(self.positions),
             "DV": _padded(self.values),
@@ -231,6 +257,8 @@ class Call:
 
     def _aux(self, level: Tensor) -> Tensor:
         """One more number a token, made of its level once: see scores.py."""
+        if isinstance(self.score, Penumbral):  # four times the squared height, and never 0
+            return (4 * level * (2 * self._fields()[0] - level) + TINY).float()
         if isinstance(self.score, HalfSpaceDistance):
             return level.rsqrt()
         return level.sinh() if isinstance(self.score, HyperboloidDistance) else level.new_ones(())

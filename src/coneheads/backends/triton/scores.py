@@ -2,12 +2,12 @@
 
 A score is two functions, chosen by the number SCORE when a kernel is compiled: ``value`` of tiles of pairs, and
 ``slopes``, a gradient times the derivatives of the score. Both see m, the measure of a pair (its squared distance or
-product), level and aux of both points, and the constants of the head:
+product), the difference and the sum of their levels, aux of both points, and the constants of the head:
 
     score          a           b        c          factor                        aux
     dot            scale                           scale log2 e
     laplacian      gamma                           gamma log2 e
-    penumbral      h           gamma    1/h^2      gamma log2 e / 2
+    penumbral      h           gamma    1/h^2      gamma log2 e / 2              4 height^2
       height_sq                                    gamma log2 e / 4
       distance                                     gamma / 2
     umbral         1/sinh r    gamma    1/tanh r   gamma log2 e / (2 sinh r)
@@ -24,8 +24,11 @@ the functions at the end keep the digits of small arguments, which a difference 
 would lose.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+from coneheads.backends.triton import interpreted
 
 DOT = tl.constexpr(0)
 LAPLACIAN = tl.constexpr(1)
@@ -36,155 +39,213 @@ HALF_SPACE = tl.constexpr(9)
 HYPERBOLOID = tl.constexpr(10)
 
 HEIGHT_SQ_FLOOR = tl.constexpr(1.8048513878454153e-35)  # e^-80: "distance" reads lower squared heights as this
-DIVISOR = tl.constexpr(1e-30)  # divisors stay above it; it only ever meets a factor 0
+TINY = tl.constexpr(1e-37)  # squares that are divided by stay above it; a GPU may read what is much smaller as 0
+# A maximum of NaN and a number is the number, and so the root of what rounding has left below 0 needs no care; but for
+# the interpreter it is NaN.
+INTERPRETED = tl.constexpr(interpreted())
+PTX = tl.constexpr(not interpreted() and torch.version.hip is None)  # whether kernels may have instructions of NVIDIA's
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def value(SCORE: tl.constexpr, m, q_level, k_level, q_aux, k_aux, a, c, factor):
-    """The scores of a tile of pairs, in base 2."""
+def value(
+    SCORE: tl.constexpr, SUMS: tl.constexpr, m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor,
+    SLOPES: tl.constexpr,
+):  # fmt: skip
+    """The scores of a tile of pairs, in base 2. SUMS: in half precision, with what that has (see tiles.py).
+
+    SLOPES: whether they share their steps with the ``slopes`` that follow. Not so in float32: where a query attends to
+    almost one key, backward must find the very numbers of forward.
+    """
     if SCORE == DOT:
         return m * factor
     elif SCORE == LAPLACIAN:
         return tl.sqrt(m) * -factor
     elif SCORE < UMBRAL:
-        four_height_sq = _penumbral_height_sq(m, q_level, k_level, a)
+        four_height_sq = _penumbral(SCORE, m, difference, both, lean, four_sq, a)[0]
         if SCORE == PENUMBRAL:
-            return tl.sqrt(four_height_sq) * -factor
+            if SLOPES:
+                return four_height_sq * (tl.rsqrt(four_height_sq) * -factor)
+            else:
+                return tl.sqrt(four_height_sq) * -factor
         elif SCORE == PENUMBRAL + 1:
             return four_height_sq * -factor
         else:
-            return tl.log2(tl.maximum(four_height_sq * 0.25, HEIGHT_SQ_FLOOR) * c) * -factor
-    elif SCORE == UMBRAL:
-        difference = q_level - k_level
-        return (tl.maximum(tl.abs(difference), tl.sqrt(m)) - difference) * -factor
+            return _log2(tl.maximum(four_height_sq * 0.25, HEIGHT_SQ_FLOOR) * c, SUMS) * -factor
     elif SCORE < FINITE_CONE:
-        twice = _twice_lca_level(q_level, k_level, tl.sqrt(m))
-        if SCORE == UMBRAL + 1:
+        reach = _reach(m, difference, SLOPES)
+        if SCORE == UMBRAL:
+            return (reach - difference) * -factor
+        elif SCORE == UMBRAL + 1:
+            twice = both + reach
             return twice * (twice * -factor)
         else:
-            return tl.log2(twice * (a * 0.5)) * -factor
+            return _log2((both + reach) * (a * 0.5), SUMS) * -factor
     elif SCORE == FINITE_CONE:
-        return _twice_lca_level(q_level, k_level, _angle(m)) * -factor
+        return (both + tl.maximum(tl.abs(difference), _angle(m))) * -factor
     elif SCORE == HALF_SPACE:
-        rise = q_level - k_level
-        return asinh(tl.sqrt(rise * rise + m) * (q_aux * k_aux * 0.5)) * -factor
+        return asinh(tl.sqrt(difference * difference + m) * (q_aux * k_aux * 0.5)) * -factor
     else:
-        radial = sinh((q_level - k_level) * 0.5)
+        radial = sinh(difference * 0.5)
         return asinh(tl.sqrt(radial * radial + q_aux * k_aux * (m * 0.25))) * -factor
 
 
 @triton.jit
-def slopes(SCORE: tl.constexpr, g, m, q_level, k_level, q_aux, k_aux, a, b, c):
-    """g times the derivatives of the score for m, both levels, and its two parameters, in the order of `pair_fields`.
+def slopes(
+    SCORE: tl.constexpr, SUMS: tl.constexpr, OF_QUERY: tl.constexpr, g, m, difference, both, lean, four_sq,
+    q_level, k_level, q_aux, k_aux, a, b, c, factor,
+):  # fmt: skip
+    """g times the derivatives of the score for m, one level, and its two parameters, in the order of `pair_fields`.
 
-    Those parameters are not always a and b: of the umbral cone they are radius and gamma.
+    For a squared distance the first is that for its half, of which a query gets as much as it is off the key. The level
+    is the query's, or else the key's. Sums of these two are to be multiplied by ``unit``. The parameters are not always
+    a and b: of the umbral cone they are radius and gamma.
     """
     if SCORE == DOT:
-        return g * a, g, g, g * m, g
+        return g * a, g, g * m, g
     elif SCORE == LAPLACIAN:
-        return g * _inverse_root(m) * (a * -0.5), g, g, -(g * tl.sqrt(m)), g
+        return g * _inverse_root(m) * -a, g, -(g * tl.sqrt(m)), g
     elif SCORE < UMBRAL:
-        return _penumbral_slopes(SCORE, g, m, q_level, k_level, a, b, c)
+        level, other_level = (q_level, k_level) if OF_QUERY else (k_level, q_level)
+        return _penumbral_slopes(
+            SCORE, SUMS, OF_QUERY, g, m, difference, both, lean, four_sq, level, other_level, a, b, c, factor
+        )
     elif SCORE < FINITE_CONE:
-        d = tl.sqrt(m)
-        height = _twice_lca_level(q_level, k_level, d) * (a * 0.5)
-        apart, q_share = _lca_slopes(q_level, k_level, d)
+        height = (both + _reach(m, difference, True)) * (a * 0.5)
         if SCORE == UMBRAL:
-            g_level = g * (a * -b)
+            g_level = g * (a * b * -0.5)
             for_gamma = -(g * height)
         elif SCORE == UMBRAL + 1:
-            g_level = g * height * (a * b * -2)
+            g_level = g * height * -(a * b)
             for_gamma = -(g * height * height)
         else:
-            g_level = g / height * (a * -b)
+            g_level = g / height * (a * b * -0.5)
             for_gamma = -(g * tl.log(height))
-        for_q = g_level * q_share
-        for_m = tl.where(apart, g_level * tl.rsqrt(m), 0.0) * 0.25
-        return for_m, for_q, g_level - for_q, g_level * height * (-c / a), for_gamma
+        for_m, for_level = _through_reach(OF_QUERY, g_level * _inverse_reach(m, difference), g_level, m, difference)
+        return for_m, for_level, g_level * height * (c / a * -2), for_gamma
     elif SCORE == FINITE_CONE:
         angle = _angle(m)
-        apart, q_share = _lca_slopes(q_level, k_level, angle)
+        apart, share = _lca_slopes(difference if OF_QUERY else -difference, angle)
         g_level = g * -a
-        for_q = g_level * q_share
-        for_m = tl.where(apart, g_level * _inverse_root(m * tl.maximum(4.0 - m, 0.0)), 0.0) * 0.5
-        return for_m, for_q, g_level - for_q, g * _twice_lca_level(q_level, k_level, angle) * -0.5, g
+        for_m = tl.where(apart, g_level * _inverse_root(m * tl.maximum(4.0 - m, 0.0)), 0.0)
+        return for_m, g_level * share, g * (both + tl.maximum(tl.abs(difference), angle)) * -0.5, g
     elif SCORE == HALF_SPACE:
-        rise = q_level - k_level
-        chord_sq = rise * rise + m
+        chord_sq = difference * difference + m
         inverse = _inverse_root(chord_sq)
         outer = tl.rsqrt(chord_sq + q_level * k_level * 4)
-        for_m = g * inverse * outer * -a
+        for_m = g * inverse * outer * (a * -2)
         stretch = g * (chord_sq * inverse) * outer * a
-        turn = rise * for_m * 2
+        aux = q_aux if OF_QUERY else k_aux
         d = asinh(tl.sqrt(chord_sq) * (q_aux * k_aux * 0.5))
-        return for_m, turn + stretch * (q_aux * q_aux), stretch * (k_aux * k_aux) - turn, g * d * -2, -g
+        turn = difference * for_m if OF_QUERY else -difference * for_m
+        return for_m, turn + stretch * (aux * aux), g * d * -2, -g
     else:
-        radial = sinh((q_level - k_level) * 0.5)
+        radial = sinh((difference if OF_QUERY else -difference) * 0.5)
         sq = radial * radial + q_aux * k_aux * (m * 0.25)
         g_sq = g * _inverse_root(sq) * tl.rsqrt(sq + 1) * -a
-        turn = radial * tl.sqrt(radial * radial + 1)
-        for_q = g_sq * (turn + tl.sqrt(q_aux * q_aux + 1) * k_aux * (m * 0.25))
-        for_k = g_sq * (tl.sqrt(k_aux * k_aux + 1) * q_aux * (m * 0.25) - turn)
-        return g_sq * (q_aux * k_aux) * 0.25, for_q, for_k, g * asinh(tl.sqrt(sq)) * -2, -g
+        aux, other_aux = (q_aux, k_aux) if OF_QUERY else (k_aux, q_aux)
+        for_level = g_sq * (radial * tl.sqrt(radial * radial + 1) + tl.sqrt(aux * aux + 1) * other_aux * (m * 0.25))
+        return g_sq * (q_aux * k_aux) * 0.5, for_level, g * asinh(tl.sqrt(sq)) * -2, -g
 
 
 @triton.jit
-def _twice_lca_level(q_level, k_level, distance):
-    """Twice max(q, k, (q + k + D) / 2), since max(q, k) = (q + k + |q - k|) / 2."""
-    return (q_level + k_level) + tl.maximum(tl.abs(q_level - k_level), distance)
+def unit(SCORE: tl.constexpr):
+    """Of slopes: those of the penumbral height are made of what the score in base 2 is made of."""
+    if SCORE == PENUMBRAL:
+        return 2 / LOG2_E
+    else:
+        return 1.0
 
 
 @triton.jit
-def _lca_slopes(q_level, k_level, distance):
-    """Whether the level of the lca grows with D, by 1/2, and how it grows with q's; with k's it is 1 - the latter.
+def _if_larger(x, y, yes, no):
+    """yes where x > y, no elsewhere. Of such a choice LLVM makes vectors of bits, which cost more than the choice."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred larger; setp.gt.f32 larger, $1, $2; selp.f32 $0, $3, $4, larger; }",
+            "=f,f,f,f,f", [x, y, yes, no], tl.float32, True, 1,
+        )  # fmt: skip
+    else:
+        return tl.where(x > y, yes, no)
 
-    If neither point is an ancestor of the other, 1/2 each; otherwise the ancestor's level counts 1 and the rest 0, and
+
+@triton.jit
+def _reach_sq(m, difference):
+    """The square of max(D, |q - k|), never 0. The maximum also raises what rounding has left below 0."""
+    return tl.maximum(m, difference * difference + TINY)
+
+
+@triton.jit
+def _inverse_reach(m, difference):
+    return tl.rsqrt(_reach_sq(m, difference))
+
+
+@triton.jit
+def _reach(m, difference, SLOPES: tl.constexpr):
+    """max(D, |q - k|), where q and k are levels: twice the level of the lca is q + k + it.
+
+    For max(q, k) = (q + k + |q - k|) / 2. Slopes need its inverse, from which it is made then.
+    """
+    if SLOPES:
+        return _reach_sq(m, difference) * _inverse_reach(m, difference)
+    else:
+        if INTERPRETED:
+            m = tl.maximum(m, 0.0)
+        return tl.maximum(tl.abs(difference), tl.sqrt(m))
+
+
+@triton.jit
+def _through_reach(OF_QUERY: tl.constexpr, inward, for_both, m, difference):
+    """Slopes for m/2 and one level, from those for half the square of the reach (inward) and for the sum of levels.
+
+    The reach is D between points of which neither is an ancestor of the other, and otherwise the difference of levels:
+    so an ancestor's level counts twice, and the other not at all. Equal points share it, and the slope of D is 0 there.
+    """
+    of_levels = difference * difference + TINY
+    turn = difference * inward
+    for_ancestor = for_both + turn if OF_QUERY else for_both - turn
+    return _if_larger(m, of_levels, inward, 0.0), _if_larger(m, of_levels, for_both, for_ancestor)
+
+
+@triton.jit
+def _lca_slopes(ahead, distance):
+    """Whether the level of the lca grows with D, by 1/2, and how it grows with one that is `ahead` of the other.
+
+    If neither point is an ancestor of the other, by 1/2; otherwise the ancestor's level counts 1 and the rest 0, and
     two equal points share it. Of two such D is not counted: the slope of a root is 0 there.
     """
-    difference = q_level - k_level
-    of_ancestor = (difference > 0).to(tl.float32)
-    q_share = tl.where(distance >= tl.abs(difference), 0.5, of_ancestor)
-    return distance > tl.abs(difference), q_share
+    of_ancestor = (ahead > 0).to(tl.float32)
+    return distance > tl.abs(ahead), tl.where(distance >= tl.abs(ahead), 0.5, of_ancestor)
 
 
 @triton.jit
-def _penumbral_height_sq(m, q_level, k_level, h):
-    """Four times that of the lca, or, where the pair has none, of the lowest light under which it would have one.
+def _penumbral(SCORE: tl.constexpr, m, difference, both, lean, four_sq, h):
+    """Four times the squared height of the lca or, where the pair has none, of the lowest light that would give one.
 
-    With L the level of the lca, s = 2h - q - k and e = max(L - h, 0), which is 0 where there is an lca, it is
-    L' (2h - L') + e (e + s) (1 - (q - k)^2 / D^2), L' = min(L, h): neither a branch nor a cancellation.
+    With t twice the level of the lca it is t (4h - t). Beyond t = 2h it is (D - A/D)^2 + 4 y^2, where y and z are the
+    heights of the two points in any order, A = y^2 - z^2, lean is D^2 - A, and four_sq is 4 y^2. Neither form cancels
+    where it is used. Also returns t and 1 + A/D^2, of which slopes are made.
     """
-    inverse = tl.rsqrt(tl.maximum(m, DIVISOR))
-    difference = q_level - k_level
-    both = q_level + k_level
-    twice = both + tl.maximum(tl.abs(difference), m * inverse)
-    below = tl.minimum(twice, 2 * h)
-    excess = twice - below
-    slant = difference * inverse
-    return below * (4 * h - below) + excess * (excess + (4 * h - 2 * both)) * (1 - slant * slant)
+    inverse = _inverse_reach(m, difference)
+    reach = _reach_sq(m, difference) * inverse
+    if SCORE == PENUMBRAL + 2:  # of the smallest heights, logarithms would see what is not 0 in place of 0
+        reach = _if_larger(reach, 1e-18, reach, 0.0)
+    twice = both + reach
+    chord = lean * inverse
+    rest = 4 * h - twice
+    return _if_larger(twice, rest, chord * chord + four_sq, twice * rest), twice, 2 - chord * inverse
 
 
 @triton.jit
-def _penumbral_slopes(SCORE: tl.constexpr, g, m, q_level, k_level, h, gamma, inverse_h_sq):
-    # First the squared height and its slopes for m, both levels and h, in the two cases.
-    inverse = tl.rsqrt(tl.maximum(m, DIVISOR))
-    distance = m * inverse
-    both = q_level + k_level
-    difference = q_level - k_level
-    twice = both + tl.maximum(tl.abs(difference), distance)
-    beyond = twice > 2 * h
-    apart, q_share = _lca_slopes(q_level, k_level, distance)
-    rise = 2 * h - twice
-    # Beyond: height^2 = D^2/4 + (y_q^2 + y_k^2)/2 + (y_q^2 - y_k^2)^2 / (4 D^2), and y^2 = level (2h - level).
-    ratio = difference * (2 * h - both) * (inverse * inverse)
-    for_m = tl.where(beyond, 1 - ratio * ratio, tl.where(apart, rise * inverse, 0.0)) * 0.25
-    for_q = tl.where(beyond, (1 + ratio) * (h - q_level), rise * q_share)
-    for_k = tl.where(beyond, (1 - ratio) * (h - k_level), rise - rise * q_share)
-    for_h = tl.where(beyond, (1 + ratio) * q_level + (1 - ratio) * k_level, twice)
-    four_sq = _penumbral_height_sq(m, q_level, k_level, h)
+def _penumbral_slopes(
+    SCORE: tl.constexpr, SUMS: tl.constexpr, OF_QUERY: tl.constexpr, g, m, difference, both, lean, four_sq,
+    level, other_level, h, gamma, inverse_h_sq, factor,
+):  # fmt: skip
+    four_sq, twice, tilt = _penumbral(SCORE, m, difference, both, lean, four_sq, h)
+    if not SUMS and not OF_QUERY:  # y is that of the query
+        tilt = 2 - tilt
     if SCORE == PENUMBRAL:
-        g_sq = g * _inverse_root(four_sq) * -gamma
+        g_sq = g * (tl.rsqrt(four_sq) * -factor)
         for_gamma = g * tl.sqrt(four_sq) * -0.5
         more = g * 0
     elif SCORE == PENUMBRAL + 1:
@@ -192,10 +253,33 @@ def _penumbral_slopes(SCORE: tl.constexpr, g, m, q_level, k_level, h, gamma, inv
         for_gamma = g * four_sq * -0.25
         more = g * 0
     else:
-        g_sq = tl.where(four_sq > 4 * HEIGHT_SQ_FLOOR, g / four_sq * (gamma * -2), 0.0)
+        inverse_root = tl.rsqrt(four_sq)
+        g_sq = g * (inverse_root * inverse_root) * (gamma * -2)
+        g_sq = _if_larger(four_sq, 4 * HEIGHT_SQ_FLOOR, g_sq, 0.0)
         for_gamma = g * tl.log(tl.maximum(four_sq * 0.25, HEIGHT_SQ_FLOOR) * inverse_h_sq) * -0.5
         more = g * (gamma / h)
-    return g_sq * for_m, g_sq * for_q, g_sq * for_k, g_sq * for_h + more, for_gamma
+    # Slopes of the squared height: below the light those of t (4h - t) / 4; beyond it, with y^2 = level (2h - level),
+    # those of D^2/4 + (y^2 + z^2)/2 + A^2/(4 D^2).
+    inverse = _inverse_reach(m, difference)
+    if SCORE == PENUMBRAL + 2:  # of equal points, whose height may be so small that a slope of D would overflow
+        inverse = _if_larger(_reach_sq(m, difference), 2 * TINY, inverse, 0.0)
+    rest = 4 * h - twice
+    rise = _if_larger(twice, rest, tilt, h - twice * 0.5)
+    g_rise = g_sq * rise
+    inward = g_rise * _if_larger(twice, rest, 1 - rise * 0.5, inverse)
+    for_both = _if_larger(twice, rest, g_rise * (h - level), g_rise)
+    for_h = g_sq * unit(SCORE) * _if_larger(twice, rest, tilt * level + (2 - tilt) * other_level, twice)
+    for_m, for_level = _through_reach(OF_QUERY, inward, for_both, m, difference)
+    return for_m, for_level, for_h + more, for_gamma
+
+
+@triton.jit
+def _log2(x, FAST: tl.constexpr):
+    """The GPU's own instruction, where FAST: off by 2^-22, of 1 or of the result."""
+    if FAST and PTX:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        return tl.log2(x)
 
 
 @triton.jit

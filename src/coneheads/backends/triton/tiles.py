@@ -12,9 +12,8 @@ from coneheads.backends.triton import scores
 
 # A squared distance |a|^2 + |b|^2 - 2ab below this share of |a|^2 has lost digits: float32 computes it directly.
 NEAR = tl.constexpr(0.2)
-# This share of |a|^2 may be rounding and nothing else: half precision, whose positions are no more exact, takes it off,
-# so that the distance of a point to itself is 0.
-NOISE = tl.constexpr(4e-6)
+SLOTS = tl.constexpr(16)  # for the parts of a token: see ``load_side``
+WHOLE = tl.constexpr(128)  # a multiple of the rows and columns of every tile
 
 
 @triton.jit
@@ -63,6 +62,53 @@ def product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr, start=None):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, start, input_precision="tf32" if PRECISION == "tf32" else "ieee")
+
+
+@triton.jit
+def places_of_parts(PARTS, head, start, count, ROWS: tl.constexpr):
+    """Where the parts of tokens from `start` on are, [ROWS, SLOTS]. There are whole blocks, with 0 beyond `count`."""
+    rows, slots = tl.arange(0, ROWS), tl.arange(0, SLOTS)
+    first = (head * tl.cdiv(count, WHOLE) * WHOLE + start) * SLOTS
+    return PARTS + first + (rows[:, None] * SLOTS + slots[None, :])
+
+
+@triton.jit
+def load_side(places, KIND: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr):
+    """One side of a sum OWN a + OTHER b over all pairs of a token of a program with another token.
+
+    On the tensor cores such sums are products, for a quarter of the instructions that additions take. For each token
+    there are three 1s and then numbers, as three bfloat16 each, which add up to float32: squared norm, level, squared
+    height (KIND 1, 2, 3). In the product with the parts of another token a meets its 1s, and OTHER meets b.
+    """
+    slots = tl.arange(0, SLOTS)[None, :]
+    own = tl.load(places + 3 * KIND, mask=slots < 3, other=0.0).to(tl.float32) * OWN
+    return tl.where(slots // 3 == KIND, OTHER, own).to(tl.bfloat16)
+
+
+@triton.jit
+def load_sides(PARTS, head, start, count, QUERIES: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr):
+    """The sides of a program's own tokens, queries or keys, for sums; nothing without SUMS."""
+    if SUMS:
+        places = places_of_parts(PARTS, head, start, count, ROWS)
+        SIGN: tl.constexpr = 1.0 if QUERIES else -1.0
+        return (
+            load_side(places, 1, 1.0, 1.0),  # squares
+            load_side(places, 2, SIGN, -SIGN),  # q - k
+            load_side(places, 2, 1.0, 1.0),  # q + k
+            load_side(places, 3, -1.0, 1.0),  # the squared height of the other without its own
+        )
+    else:
+        return None, None, None, None
+
+
+@triton.jit
+def load_others(PARTS, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
+    """The other tokens of these sums, for each."""
+    if SUMS:
+        parts = tl.load(places_of_parts(PARTS, head, start, count, ROWS))
+        return parts, parts, parts, parts
+    else:
+        return None, None, None, None
 
 
 @triton.jit
@@ -135,8 +181,8 @@ def add_gradients(
 ):  # fmt: skip
     """What a tile adds to the sums of w and of w times `other`, the points at the other end as they are in memory.
 
-    w are the gradients of the measures. any_near is what ``measure`` has found. See ``gradient_of`` for what becomes of
-    the sums.
+    w are what ``slopes`` gives for the measures. any_near is what ``measure`` has found. See ``gradient_of`` for what
+    becomes of the sums.
     """
     if MEASURE == "direct":
         grad = direct_gradient(
@@ -163,39 +209,45 @@ def add_gradients(
 
 @triton.jit
 def gradient_of(
-    own, pull, grad, coordinates,
+    own, pull, grad, coordinates, SCORE: tl.constexpr,
     TO_QUERY: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of points from the sums over their pairs. With ONES, the pull is where other points have their 1.
 
-    Of products it is the sum of w times the other point. A squared distance gives 2 w (own - other), and queries in
-    memory are -2 q: so a query gets 2 (q pull - grad) and a key 2 k pull + grad.
+    Of products it is the sum of w times the other point. A squared distance gives w (own - other), and queries in
+    memory are -2 q: so a query gets q pull - grad and a key k pull + grad / 2.
     """
     if ONES:
         pull = tl.sum(tl.where((tl.arange(0, PADDED) == coordinates)[None, :], grad, 0.0), 1)
     if MEASURE == "product":
         return grad
     elif TO_QUERY:
-        return -(own.to(tl.float32) * pull[:, None]) - 2 * grad
+        return (own.to(tl.float32) * pull[:, None] * -0.5 - grad) * scores.unit(SCORE)
     else:
-        return 2 * (own.to(tl.float32) * pull[:, None]) + grad
+        return (own.to(tl.float32) * pull[:, None] + grad * 0.5) * scores.unit(SCORE)
 
 
 @triton.jit
 def measure(
-    q, k, q_sq, k_sq, Q, K, first_row, first_column, length, keys, positions, coordinates,
-    MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, first_column, length, keys, positions, coordinates,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Products or squared distances of a tile, and whether a pair of it is near; queries of distances are -2 q.
 
     MEASURE: "product"; or squared distances, "direct" from differences, "exact" from products and those of near pairs
-    from differences, "bounded" from products, what may be rounding taken off. ROUND: see ``round_gradients``.
+    from differences, "bounded" from products, what may be rounding taken off. What this leaves below 0 is raised to 0,
+    except for cones, which raise it to more. ROUND: see ``round_gradients``.
     """
     if MEASURE == "direct":
         return direct_distance_sq(Q, K, first_row, first_column, length, keys, positions, coordinates, BM, BN), False
     elif MEASURE == "bounded":
-        squares = (q_sq - q_sq * NOISE)[:, None] + k_sq[None, :]
-        return tl.maximum(product(q, tl.trans(k), ROUND, WIDEN, squares), 0.0), False
+        squares = product(q_sides[0], tl.trans(k_sides[0]), "bf16", WIDEN)
+        m = product(q, tl.trans(k), ROUND, WIDEN, squares)
+        if scores.PENUMBRAL <= SCORE and SCORE < scores.FINITE_CONE:
+            return m, False
+        else:
+            return tl.maximum(m, 0.0), False
     elif MEASURE == "exact":
         m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), ROUND, WIDEN)
         limit = (q_sq * NEAR)[:, None]
@@ -209,16 +261,44 @@ def measure(
 
 
 @triton.jit
+def levels_of(
+    m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides,
+    SCORE: tl.constexpr, OF_QUERY: tl.constexpr, SUMS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """For all pairs of a tile, the difference of their levels, q - k, and their sum; and for penumbral cones two more.
+
+    These are m + z^2 - y^2 and 4 y^2, y and z the heights of the two points. With SUMS, y is that of a program's own
+    token, which it has at hand. In float32 it is that of the query, so that all kernels find the same scores.
+    """
+    if SUMS:
+        difference = product(q_sides[1], tl.trans(k_sides[1]), "bf16", WIDEN)
+        both = product(q_sides[2], tl.trans(k_sides[2]), "bf16", WIDEN)
+    else:
+        difference = q_level[:, None] - k_level[None, :]
+        both = q_level[:, None] + k_level[None, :]
+    if SCORE < scores.PENUMBRAL or SCORE >= scores.UMBRAL:
+        return difference, both, m, m
+    elif SUMS:
+        lean = product(q_sides[3], tl.trans(k_sides[3]), "bf16", WIDEN, m)
+        return difference, both, lean, (q_aux[:, None] if OF_QUERY else k_aux[None, :])
+    else:
+        return difference, both, m - difference * (2 * a - both), q_aux[:, None]  # y^2 = level (2h - level)
+
+
+@triton.jit
 def scores_of(
-    m, q_level, k_level, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns, length, keys,
-    SCORE: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, mark=None,
+    m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns,
+    length, keys, SCORE: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, mark=None,
 ):  # fmt: skip
     """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float".
 
     mark: NaN for keys that make NaN of every row that attends to them. (NaN in their own numbers would get lost in a
-    maximum.) Backward needs none, since the log-sum-exp of such a row is NaN.
+    maximum.) Backward has none, since the log-sum-exp of such a row is NaN.
     """
-    s = scores.value(SCORE, m, q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, c, factor)
+    SLOPES: tl.constexpr = SUMS and mark is None
+    s = scores.value(
+        SCORE, SUMS, m, difference, both, lean, four_sq, q_aux[:, None], k_aux[None, :], a, c, factor, SLOPES
+    )
     if mark is not None:
         s = s + mark[None, :]
     seen = (columns < keys)[None, :]
