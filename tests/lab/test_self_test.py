@@ -35,7 +35,9 @@ def test_another_backend_in_its_place_holds(feature, dtype, monkeypatch):
     (found,) = self_test.verdicts([Case("penumbral", dtype, feature, length=20, size=12)], "cpu")
     assert not found.failure
     assert found.holds
-    assert 0 < found.allowed < 0.1
+    assert found.error < 0.05
+    # Where q = k, plain PyTorch in half precision has a point above its equal, by a rounding, and so other slopes.
+    assert 0 < found.allowed < (2 if feature == "q = k" else 0.1)
 
 
 def test_a_wrong_result_does_not_hold(monkeypatch):

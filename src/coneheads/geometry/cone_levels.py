@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coneheads.geometry.primitives import Scalar, safe_sqrt, sinh
+from coneheads.geometry.primitives import Scalar, safe_sqrt, sigmoid, sinh
 
 
 def lca_level(level_u: Tensor, level_v: Tensor, distance: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def penumbral_level_xi(f_d: Tensor, light_height: Scalar) -> Tensor:
         >>> penumbral_level_xi(torch.tensor([-1e4, 0.0, 1e4]), light_height=1.0)
         tensor([0.0000, 0.1340, 1.0000])
     """
-    s = torch.sigmoid(f_d)
-    return light_height * (s * s / (1 + safe_sqrt(torch.sigmoid(-f_d) * (1 + s))))
+    s = sigmoid(f_d)
+    return light_height * (s * s / (1 + safe_sqrt(sigmoid(-f_d) * (1 + s))))
 
 
 def penumbral_height_sq(level: Tensor, light_height: Scalar) -> Tensor:
@@ -180,4 +180,7 @@ def finite_umbral_level(excess: Tensor, radius: Scalar) -> Tensor:
     rho = radius + excess
     adjacent = safe_sqrt(torch.expm1(-2 * excess) * torch.expm1(-2 * (rho + radius)))
     opposite = torch.exp(-rho) * (2 * sinh(radius))
-    return torch.atan2(opposite, adjacent)
+    # atan2(opposite, adjacent), which on a CPU rounds the last elements of a tensor otherwise: see `primitives.sigmoid`
+    near = adjacent < opposite
+    angle = torch.atan(torch.where(near, adjacent, opposite) / torch.where(near, opposite, adjacent))
+    return torch.where(near, torch.pi / 2 - angle, angle)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from coneheads.geometry.primitives import Scalar, safe_norm, sinhc, unit
+from coneheads.geometry.primitives import Scalar, safe_norm, sigmoid, sinhc, unit
 
 LOG_HEIGHT_LIMIT = 20.0
 """`psi` clamps the logarithm of the height to [-20, 20]; `exp` goes at most that far from O, in any direction."""
@@ -70,7 +70,7 @@ def xi(f: Tensor, light_height: Scalar = 1.0, height_scale: Scalar = 1.0) -> tup
         (tensor([1., 2.]), tensor(1.))
     """
     f_x, f_d = f[..., :-1].clamp(-_FEATURE_LIMIT, _FEATURE_LIMIT), f[..., -1] * height_scale
-    y = light_height * torch.sigmoid(f_d)
+    y = light_height * sigmoid(f_d)
     return _limit_position(f_x * y.unsqueeze(-1)), y
 
 

@@ -45,6 +45,31 @@ def safe_sqrt(x: Tensor) -> Tensor:
     return torch.where(at_zero, 0, root)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """`1 / (1 + exp(-x))`, the same number for the same x wherever it lies in a tensor.
+
+    On a CPU, `torch.sigmoid` rounds the last elements of a tensor in another way than the others. Equal points must
+    have equal levels: if one is an ancestor of the other by a rounding, the gradient of their lca goes to one alone.
+
+    Example:
+        >>> sigmoid(torch.tensor([-1e4, 0.0, 1e4]))
+        tensor([0.0000, 0.5000, 1.0000])
+    """
+    below, above = x.clamp_max(0).exp(), (-x.clamp_min(0)).exp()
+    return torch.where(x >= 0, 1 / (1 + above), below / (1 + below))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))`, likewise.
+
+    Example:
+        >>> softplus(torch.tensor([-1e4, 0.0, 1e4]))
+        tensor([0.0000e+00, 6.9315e-01, 1.0000e+04])
+    """
+    below, above = x.clamp_max(0).exp(), (-x.clamp_min(0)).exp()
+    return torch.where(x >= 0, x + above.log1p(), below.log1p())
+
+
 def safe_norm(x: Tensor, dim: int = -1, keepdim: bool = False) -> Tensor:
     """Euclidean norm along `dim`, with gradient 0 at the zero vector.
 
@@ -129,7 +154,8 @@ def sinhc(n_sq: Tensor) -> Tensor:
     q = torch.where(near, n_sq, 0)
     series = 1 + q / 6 * (1 + q / 20 * (1 + q / 42 * (1 + q / 72)))
     n = torch.where(near, 1, n_sq).sqrt()
-    return torch.where(near, series, torch.sinh(n) / n)
+    growth = torch.expm1(n)  # not torch.sinh, for the reason of `sigmoid`
+    return torch.where(near, series, (growth + growth / (growth + 1)) / (2 * n))
 
 
 def asinhc(a: Tensor) -> Tensor:

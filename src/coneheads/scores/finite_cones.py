@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from coneheads import _checks
 from coneheads.geometry import lifts, shadow_cones
-from coneheads.geometry.primitives import angle_from_chord_sq, unit
+from coneheads.geometry.primitives import angle_from_chord_sq, softplus, unit
 from coneheads.scores.base import TINY, Names, PairGradient, Parameter, Score, per_token
 from coneheads.scores.cones import lca_level_backward
 
@@ -22,8 +21,7 @@ from coneheads.scores.cones import lca_level_backward
 def direction_and_excess(features: Tensor) -> tuple[Tensor, Tensor]:
     """The unit direction of the first E-1 features, and ``softplus(f_d) >= 0``: how far outside the inner radius."""
     position = features[..., :-1].clamp(-lifts.POSITION_LIMIT, lifts.POSITION_LIMIT)
-    # softplus turns linear above its threshold; at 40 that is exact in float64.
-    return unit(position), softplus(features[..., -1], threshold=40)
+    return unit(position), softplus(features[..., -1])
 
 
 class _FiniteCone(Score):
