@@ -42,7 +42,7 @@ $(TIMM): $(STAMP)
 	@$(BIN)/python -m venv --without-pip $(VENV)-timm
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 		> "$$($(VENV)-timm/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth"
-	@$(BIN)/python -m pip --python $(VENV)-timm/bin/python install --quiet "timm>=1.0.20"
+	@$(BIN)/python -m pip --python $(VENV)-timm/bin/python install --quiet "timm>=1.0.26"
 	@touch $@
 
 demo: $(LAB)  ## train dot product and cones on a hierarchical task, side by side: a table and a report page (3 minutes)

@@ -356,3 +356,14 @@ def test_no_backend_writes_into_its_inputs(backend, shape):
         coneheads.attention(*tensors, **mask, backend=backend, enable_gqa=shape.gqa)
         after = (*tensors, *(m for m in mask.values() if isinstance(m, torch.Tensor)))
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@every_backend
+@pytest.mark.parametrize(("length", "keys"), [(0, 5), (5, 0), (0, 0)])
+def test_no_query_and_no_key_give_empty_results(length, keys, backend):
+    query, key, value = torch.randn(2, 3, length, 4), torch.randn(2, 3, keys, 4), torch.randn(2, 3, keys, 6)
+    out = coneheads.attention(query, key, value, backend=backend)
+    assert out.shape == (2, 3, length, 6)
+    assert (out == 0).all()
+    assert coneheads.attention_weights(query, key).shape == (2, 3, length, keys)
+    assert coneheads.attention_scores(query, key).shape == (2, 3, length, keys)

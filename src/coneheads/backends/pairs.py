@@ -67,7 +67,7 @@ class Blocking(NamedTuple):
     def of(batch: int, kv_heads: int, group: int, length: int, keys: int) -> Blocking:
         """Tiles of about TILE pairs: long in keys, so that few partial results are rescaled, then in all the rest."""
         columns = max(1, min(keys, COLUMNS))
-        rows = min(length, max(1, TILE // (columns * group)))
+        rows = max(1, min(length, TILE // (columns * group)))
         heads = min(kv_heads, max(1, TILE // (columns * group * rows)))
         whole_batches = TILE // (columns * group * rows * heads) if heads == kv_heads else 1
         return Blocking(max(1, min(batch, whole_batches)), heads, rows, columns)
