@@ -9,6 +9,7 @@ import coneheads
 from coneheads.scores import resolve
 from tests import plain
 from tests.backends.interpreted.common import (
+    check_near,
     every_dtype,
     every_score,
     float32_and_half,
@@ -106,6 +107,19 @@ def test_queries_equal_to_keys_cost_no_accuracy(name):
         query, value = torch.randn(1, 1, 15, 16), torch.randn(1, 1, 15, 5)
         draws.append(((query, query.clone(), value), {}))
     check_twice_the_error_of_plain(draws, name, ["triton"])
+
+
+@every_dtype
+@pytest.mark.parametrize("light_height", [0.7, 3.1])
+def test_points_at_the_light_cost_no_accuracy(light_height, dtype):
+    """Their level is h but for a rounding, which must not count as a pair without a common ancestor."""
+    query, key = 1e-3 * torch.randn(1, 1, 30, 16), 1e-3 * torch.randn(1, 1, 60, 16)
+    query[..., -1], key[..., -1] = torch.linspace(10, 40, 30), torch.linspace(-6, 40, 60)
+    tensors, weight = [t.to(dtype) for t in (query, key, torch.randn(1, 1, 60, 5))], torch.randn(1, 1, 30, 5).to(dtype)
+    attention = functools.partial(coneheads.attention, score=coneheads.Penumbral(light_height=light_height, gamma=3.0))
+    truth = run(functools.partial(attention, backend="reference"), tensors, weight, torch.float64)
+    got = run(functools.partial(attention, backend="triton"), tensors, weight, dtype)
+    check_near(got, truth, 1e-4 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps, list(PARTS))
 
 
 @every_score

@@ -170,14 +170,14 @@ def _if_larger(x, y, yes, no):
 
 
 @triton.jit
-def _reach_sq(m, difference):
+def reach_sq(m, difference):
     """The square of max(D, |q - k|), never 0. The maximum also raises what rounding has left below 0."""
     return tl.maximum(m, difference * difference + TINY)
 
 
 @triton.jit
 def _inverse_reach(m, difference):
-    return tl.rsqrt(_reach_sq(m, difference))
+    return tl.rsqrt(reach_sq(m, difference))
 
 
 @triton.jit
@@ -187,7 +187,7 @@ def _reach(m, difference, SLOPES: tl.constexpr):
     For max(q, k) = (q + k + |q - k|) / 2. Slopes need its inverse, from which it is made then.
     """
     if SLOPES:
-        return _reach_sq(m, difference) * _inverse_reach(m, difference)
+        return reach_sq(m, difference) * _inverse_reach(m, difference)
     else:
         if INTERPRETED:
             m = tl.maximum(m, 0.0)
@@ -224,10 +224,11 @@ def _penumbral(SCORE: tl.constexpr, m, difference, both, lean, four_sq, h):
 
     With t twice the level of the lca it is t (4h - t). Beyond t = 2h it is (D - A/D)^2 + 4 y^2, where y and z are the
     heights of the two points in any order, A = y^2 - z^2, lean is D^2 - A, and four_sq is 4 y^2. Neither form cancels
-    where it is used. Also returns t and 1 + A/D^2, of which slopes are made.
+    where it is used. D is the reach in both, so that they agree for the descendants of a point at the light, where
+    rounding decides between them. Also returns t and 1 + A/D^2, of which slopes are made.
     """
     inverse = _inverse_reach(m, difference)
-    reach = _reach_sq(m, difference) * inverse
+    reach = reach_sq(m, difference) * inverse
     if SCORE == PENUMBRAL + 2:  # of the smallest heights, logarithms would see what is not 0 in place of 0
         reach = _if_larger(reach, 1e-18, reach, 0.0)
     twice = both + reach
@@ -262,7 +263,7 @@ def _penumbral_slopes(
     # those of D^2/4 + (y^2 + z^2)/2 + A^2/(4 D^2).
     inverse = _inverse_reach(m, difference)
     if SCORE == PENUMBRAL + 2:  # of equal points, whose height may be so small that a slope of D would overflow
-        inverse = _if_larger(_reach_sq(m, difference), 2 * TINY, inverse, 0.0)
+        inverse = _if_larger(reach_sq(m, difference), 2 * TINY, inverse, 0.0)
     rest = 4 * h - twice
     rise = _if_larger(twice, rest, tilt, h - twice * 0.5)
     g_rise = g_sq * rise

@@ -267,8 +267,9 @@ def levels_of(
 ):  # fmt: skip
     """For all pairs of a tile, the difference of their levels, q - k, and their sum; and for penumbral cones two more.
 
-    These are m + z^2 - y^2 and 4 y^2, y and z the heights of the two points. With SUMS, y is that of a program's own
-    token, which it has at hand. In float32 it is that of the query, so that all kernels find the same scores.
+    These are D^2 + z^2 - y^2 and 4 y^2, D the reach and y and z the heights of the two points. With SUMS, y is that of
+    a program's own token, which it has at hand. In float32 it is that of the query, so that all kernels find the same
+    scores.
     """
     if SUMS:
         difference = product(q_sides[1], tl.trans(k_sides[1]), "bf16", WIDEN)
@@ -279,10 +280,11 @@ def levels_of(
     if SCORE < scores.PENUMBRAL or SCORE >= scores.UMBRAL:
         return difference, both, m, m
     elif SUMS:
-        lean = product(q_sides[3], tl.trans(k_sides[3]), "bf16", WIDEN, m)
+        lean = product(q_sides[3], tl.trans(k_sides[3]), "bf16", WIDEN, scores.reach_sq(m, difference))
         return difference, both, lean, (q_aux[:, None] if OF_QUERY else k_aux[None, :])
     else:
-        return difference, both, m - difference * (2 * a - both), q_aux[:, None]  # y^2 = level (2h - level)
+        apart = difference * (2 * a - both)  # y^2 - z^2, since y^2 = level (2h - level)
+        return difference, both, scores.reach_sq(m, difference) - apart, q_aux[:, None]
 
 
 @triton.jit
