@@ -11,6 +11,7 @@ namespace coneheads {
 
 inline constexpr int64_t kForwardKeys = 512;  // keys of a block
 inline constexpr int64_t kForwardRows = 16 * kRows;  // queries of a task
+inline constexpr int64_t kSumKeys = 256;  // keys whose values are summed before they are added to the output: rounds less
 /// With so few queries to a head, packing its keys costs more than it saves.
 inline constexpr int64_t kFewRows = 4;
 
@@ -40,7 +41,9 @@ struct Forward {
                   T* products, int64_t row, bool measured, Panels<T> values, T* spare) const {
     weigh(strip, made, keys, bad, from, n, products, row, measured, spare);
     const int64_t used = std::min(n, p.last_key(strip.first + strip.count - 1) - from);  // what pads them has weight 0
-    multiply<T, Read::rows>(strip.padded, wide(), used, {products, row}, values, strip.output, wide(), true);
+    for (int64_t first = 0; first < used; first += kSumKeys)
+      multiply<T, Read::rows>(strip.padded, wide(), std::min(kSumKeys, used - first), {products + first, row},
+                              {values.data + first * kPanel<T>, values.row, values.panel}, strip.output, wide(), true);
   }
 
   /// The part of it before the values: products or measures become weights, relative to the largest score so far.
@@ -237,9 +240,9 @@ struct Forward {
       const T* key = reinterpret_cast<const T*>(p.k.at(b, kv, start));
       const T* value = reinterpret_cast<const T*>(p.v.at(b, kv, start));
       bool fine = true;
-      constexpr int64_t kPart = 64;  // so that rows stay in the first cache while they are lifted and measured
-      for (int64_t part = 0; part < padded; part += kPart) {
-        const int64_t rows = std::max<int64_t>(0, std::min(kPart, count - part)), all = std::min(kPart, padded - part);
+      constexpr int64_t kSumKeys = 64;  // so that rows stay in the first cache while they are lifted and measured
+      for (int64_t part = 0; part < padded; part += kSumKeys) {
+        const int64_t rows = std::max<int64_t>(0, std::min(kSumKeys, count - part)), all = std::min(kSumKeys, padded - part);
         const T* first = key + part * p.k.stride[2];
         for (int64_t j = 0; j < rows; ++j) {
           __builtin_prefetch(first + (j + 8) * p.k.stride[2]);
