@@ -240,9 +240,9 @@ struct Forward {
       const T* key = reinterpret_cast<const T*>(p.k.at(b, kv, start));
       const T* value = reinterpret_cast<const T*>(p.v.at(b, kv, start));
       bool fine = true;
-      constexpr int64_t kSumKeys = 64;  // so that rows stay in the first cache while they are lifted and measured
-      for (int64_t part = 0; part < padded; part += kSumKeys) {
-        const int64_t rows = std::max<int64_t>(0, std::min(kSumKeys, count - part)), all = std::min(kSumKeys, padded - part);
+      constexpr int64_t kPart = 64;  // so that rows stay in the first cache while they are lifted and measured
+      for (int64_t part = 0; part < padded; part += kPart) {
+        const int64_t rows = std::max<int64_t>(0, std::min(kPart, count - part)), all = std::min(kPart, padded - part);
         const T* first = key + part * p.k.stride[2];
         for (int64_t j = 0; j < rows; ++j) {
           __builtin_prefetch(first + (j + 8) * p.k.stride[2]);
