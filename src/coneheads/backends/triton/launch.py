@@ -95,7 +95,7 @@ BLOCKS["backward_mask"] = {
     **BLOCKS["backward_queries"],
     (True, 64): Blocks(32, 32, 8, 1),
     (False, 64): Blocks(16, 64, 8, 1),
-    (False, 128): Blocks(16, 64, 8, 1),
+    (False, 128): Blocks(16, 32, 8, 1),
 }
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 

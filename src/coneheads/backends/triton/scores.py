@@ -121,7 +121,9 @@ def slopes(
         else:
             g_level = g / height * (a * b * -0.5)
             for_gamma = -(g * tl.log(height))
-        for_m, for_level = _through_reach(OF_QUERY, g_level * _inverse_reach(m, difference), g_level, m, difference)
+        for_m, for_level = _through_reach(
+            OF_QUERY, g_level * _inverse_reach(SCORE, m, difference), g_level, m, difference
+        )
         return for_m, for_level, g_level * height * (c / a * -2), for_gamma
     elif SCORE == FINITE_CONE:
         angle = _angle(m)
@@ -176,8 +178,15 @@ def reach_sq(m, difference):
 
 
 @triton.jit
-def _inverse_reach(m, difference):
-    return tl.rsqrt(reach_sq(m, difference))
+def _inverse_reach(SCORE: tl.constexpr, m, difference):
+    """Of equal points, whose slope of D is 0, it is large, or 0 for the logarithm of penumbral heights.
+
+    These may be so small that what is not 0 in place of 0 would count, and slopes would overflow.
+    """
+    inverse = tl.rsqrt(reach_sq(m, difference))
+    if SCORE == PENUMBRAL + 2:
+        inverse = _if_larger(reach_sq(m, difference), 2 * TINY, inverse, 0.0)
+    return inverse
 
 
 @triton.jit
@@ -187,7 +196,7 @@ def _reach(m, difference, SLOPES: tl.constexpr):
     For max(q, k) = (q + k + |q - k|) / 2. Slopes need its inverse, from which it is made then.
     """
     if SLOPES:
-        return reach_sq(m, difference) * _inverse_reach(m, difference)
+        return reach_sq(m, difference) * _inverse_reach(UMBRAL, m, difference)
     else:
         if INTERPRETED:
             m = tl.maximum(m, 0.0)
@@ -227,11 +236,8 @@ def _penumbral(SCORE: tl.constexpr, m, difference, both, lean, four_sq, h):
     where it is used. D is the reach in both, so that they agree for the descendants of a point at the light, where
     rounding decides between them. Also returns t and 1 + A/D^2, of which slopes are made.
     """
-    inverse = _inverse_reach(m, difference)
-    reach = reach_sq(m, difference) * inverse
-    if SCORE == PENUMBRAL + 2:  # of the smallest heights, logarithms would see what is not 0 in place of 0
-        reach = _if_larger(reach, 1e-18, reach, 0.0)
-    twice = both + reach
+    inverse = _inverse_reach(SCORE, m, difference)
+    twice = both + reach_sq(m, difference) * inverse
     chord = lean * inverse
     rest = 4 * h - twice
     return _if_larger(twice, rest, chord * chord + four_sq, twice * rest), twice, 2 - chord * inverse
@@ -261,13 +267,10 @@ def _penumbral_slopes(
         more = g * (gamma / h)
     # Slopes of the squared height: below the light those of t (4h - t) / 4; beyond it, with y^2 = level (2h - level),
     # those of D^2/4 + (y^2 + z^2)/2 + A^2/(4 D^2).
-    inverse = _inverse_reach(m, difference)
-    if SCORE == PENUMBRAL + 2:  # of equal points, whose height may be so small that a slope of D would overflow
-        inverse = _if_larger(reach_sq(m, difference), 2 * TINY, inverse, 0.0)
     rest = 4 * h - twice
     rise = _if_larger(twice, rest, tilt, h - twice * 0.5)
     g_rise = g_sq * rise
-    inward = g_rise * _if_larger(twice, rest, 1 - rise * 0.5, inverse)
+    inward = g_rise * _if_larger(twice, rest, 1 - rise * 0.5, _inverse_reach(SCORE, m, difference))
     for_both = _if_larger(twice, rest, g_rise * (h - level), g_rise)
     for_h = g_sq * unit(SCORE) * _if_larger(twice, rest, tilt * level + (2 - tilt) * other_level, twice)
     for_m, for_level = _through_reach(OF_QUERY, inward, for_both, m, difference)
