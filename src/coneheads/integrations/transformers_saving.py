@@ -102,9 +102,8 @@ def _rebuild(model: Any, _: None) -> None:
     config = model.config
     name = config._attn_implementation.removesuffix(ADVICE).removeprefix(BESIDE)
     config._attn_implementation_internal = name
-    of_transformers = type(model).__module__.startswith(
-        "transformers."
-    )  # which can tell it by the code of its own alone
+    # transformers can tell whether a model asks the interface by the code of its own models alone.
+    of_transformers = type(model).__module__.startswith("transformers.")
     if name.startswith(OURS) and of_transformers and not model._can_set_attn_implementation():
         raise ValueError(f"{type(model).__name__} ignores transformers' attention interface: it would not run {name!r}")
     described = getattr(config, OURS, {})
