@@ -126,12 +126,13 @@ def call_of(case: Case) -> FusedInputs:
 def launch_of(case: Case) -> tuple[Any, Recorder]:
     """The kernel of a case, and how launch.py starts it: what is compiled is what would run."""
     from coneheads.backends.triton import backward, forward, launch
+    from coneheads.backends.triton.blocks import Blocks, default_blocks
 
     kernels = {"forward": forward.forward} | {name: getattr(backward, f"backward_{name}") for name in KERNELS[1:]}
     records = {name: Recorder() for name in kernels}
 
-    def blocks(*arguments: Any) -> list[launch.Blocks]:
-        return [launch.Blocks(*case.blocks) if case.blocks else launch.default_blocks(*arguments)]
+    def blocks(*arguments: Any) -> list[Blocks]:
+        return [Blocks(*case.blocks) if case.blocks else default_blocks(*arguments)]
 
     call = call_of(case)
     with contextlib.ExitStack() as stack:

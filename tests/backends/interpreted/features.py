@@ -110,14 +110,14 @@ def test_gradient_of_a_mask_in_half_precision(dtype):
 
 def test_results_do_not_depend_on_the_blocks(monkeypatch):
     """The GPU takes other blocks than the interpreter, and may try several."""
-    from coneheads.backends.triton import launch
+    from coneheads.backends.triton import blocks
 
     tensors = leaves((1, 2, 36, 12), (1, 1, 40, 12), (1, 1, 40, 3))
     mask = torch.randn(36, 40, requires_grad=True)
     results = []
     for rows, columns in ((16, 16), (32, 64)):
-        blocks = launch.Blocks(rows, columns, 4, 1)
-        monkeypatch.setattr(launch, "default_blocks", lambda *_, blocks=blocks: blocks)
+        chosen = blocks.Blocks(rows, columns, 4, 1)
+        monkeypatch.setattr(blocks, "default_blocks", lambda *_, chosen=chosen: chosen)
         torch.manual_seed(1)
         out = attend(*tensors, mask, 0.3, enable_gqa=True)
         causal = attend(*tensors, is_causal=True, enable_gqa=True)

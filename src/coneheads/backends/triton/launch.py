@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.triton import backward as backward_kernels
 from coneheads.backends.triton import interpreted, number_of, tiles
+from coneheads.backends.triton.blocks import declared_blocks
 from coneheads.backends.triton.forward import forward as forward_kernel
 from coneheads.scores import (
     FinitePenumbral,
@@ -26,7 +27,6 @@ from coneheads.scores import (
 
 LN_2 = math.log(2)
 LOG2_E = math.log2(math.e)
-REGISTERS = 1 << 16  # of a multiprocessor
 # Positions of so few coordinates have many near pairs: all their distances are computed directly.
 FEW_COORDINATES = 8
 ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
@@ -36,87 +36,6 @@ NOISE = 4e-6
 TINY = 1e-37  # not so small that a GPU may read 0
 # Rows of so few keys cost little to sum once more, which makes their gradients exact: see `backward_rows`.
 FEW_KEYS = 64
-
-
-class Blocks(NamedTuple):
-    """How a kernel cuts its work: rows and columns of a tile, warps of a program, and loads under way at once."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-
-    @property
-    def options(self) -> dict[str, int]:
-        """What the compiler is told. Left alone, it keeps registers free for a second program, and spills."""
-        return {
-            "num_warps": self.warps,
-            "num_stages": self.stages,
-            "maxnreg": min(255, REGISTERS // (32 * self.warps)),
-        }
-
-    def config(self) -> triton.Config:
-        return triton.Config({"BM": self.rows, "BN": self.columns}, **self.options)
-
-
-# What fits every GPU since sm_80 without a spill (make gpu-check), by kernel, and by whether it is float32 and how wide
-# positions and values are at the most. float32 is multiplied without tensor cores, which takes more registers.
-BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
-    "forward": {
-        (True, 64): Blocks(32, 32, 4, 1),
-        (True, 128): Blocks(32, 32, 8, 1),
-        (True, 256): Blocks(16, 16, 8, 1),
-        (False, 64): Blocks(64, 64, 4, 2),
-        (False, 128): Blocks(64, 32, 4, 2),
-        (False, 256): Blocks(32, 32, 4, 1),
-    },
-    "backward_queries": {
-        (True, 32): Blocks(32, 16, 4, 2),
-        (True, 64): Blocks(32, 32, 8, 1),
-        (True, 128): Blocks(16, 16, 8, 2),
-        (True, 256): Blocks(16, 16, 8, 2),
-        (False, 64): Blocks(32, 32, 4, 2),
-        (False, 128): Blocks(32, 32, 4, 1),
-        (False, 256): Blocks(16, 16, 8, 1),
-    },
-    "backward_keys": {
-        (True, 32): Blocks(16, 32, 4, 2),
-        (True, 64): Blocks(16, 32, 8, 1),
-        (True, 128): Blocks(16, 16, 8, 1),
-        (True, 256): Blocks(16, 16, 16, 1),
-        (False, 64): Blocks(32, 32, 4, 2),
-        (False, 128): Blocks(32, 32, 4, 1),
-        (False, 256): Blocks(16, 16, 8, 1),
-    },
-}
-# These hold less at once.
-BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(32, 32, 4, 2)}
-BLOCKS["backward_mask"] = {
-    **BLOCKS["backward_queries"],
-    (True, 64): Blocks(32, 32, 8, 1),
-    (False, 64): Blocks(16, 64, 8, 1),
-    (False, 128): Blocks(16, 32, 8, 1),
-}
-IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
-
-
-def default_blocks(kernel: str, width: int, dtype: torch.dtype) -> Blocks:
-    """What a kernel is started with where nothing is tried. width: the larger of positions and values, padded."""
-    if interpreted():
-        return IN_THE_INTERPRETER
-    single = dtype == torch.float32
-    return next(blocks for (of_single, most), blocks in BLOCKS[kernel].items() if of_single == single and width <= most)
-
-
-def declared_blocks(kernel: str, width: int, dtype: torch.dtype) -> list[Blocks]:
-    """The small set that is tried once for each class of shapes and dtype, the default first."""
-    default = default_blocks(kernel, width, dtype)
-    others = [
-        default._replace(stages=default.stages + 1),
-        default._replace(warps=8, rows=2 * default.rows),
-        default._replace(columns=2 * default.columns),
-    ]
-    return [default, *others]
 
 
 def _padded(size: int) -> int:
