@@ -16,18 +16,18 @@ from coneheads.backends.triton import scores, tiles
 
 
 @triton.jit
-def weights_of(s, lse, rest):
+def weights_of(s, raised, lse, rest):
     """The weights of a tile. The log-sum-exp, in base 2, comes as it is rounded and what is left: scores can be large
     and near to it."""
-    return tl.exp2(s - lse[:, None] - rest[:, None])
+    return tl.exp2(tiles.relative(s, raised, lse) - rest[:, None])
 
 
 @triton.jit
 def weights_and_gradients(
-    s, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr
+    s, raised, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr
 ):
     """The weights of a tile after dropout, and the gradients of its scores."""
-    weights = weights_of(s, lse, rest)
+    weights = weights_of(s, raised, lse, rest)
     if DROPOUT:
         kept = tiles.kept(seed, row_numbers, columns, dropout_p)
         return weights * kept, weights * (grad_weights * kept + shift[:, None])
@@ -81,22 +81,22 @@ def backward_rows(
         k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
         v = tiles.load_rows(V, start, keys, values, BN, DV)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
-        m, _ = tiles.measure(
+        m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         difference, both, lean, four_sq = tiles.levels_of(
-            m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
+            m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
         )
-        s = tiles.scores_of(
-            m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column,
-            rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+        s, raised = tiles.scores_of(
+            m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
         )  # fmt: skip
         _, product = weights_and_gradients(
-            s, lse, rest, tl.zeros([BM], tl.float32), grad_weights, tl.load(SEED), head * length + rows, columns,
-            dropout_p, DROPOUT,
+            s, raised, lse, rest, tl.zeros([BM], tl.float32), grad_weights, tl.load(SEED), head * length + rows,
+            columns, dropout_p, DROPOUT,
         )  # fmt: skip
-        total += tl.sum(weights_of(s, lse, rest), 1)
+        total += tl.sum(weights_of(s, raised, lse, rest), 1)
         products += tl.sum(product, 1)
     total = tl.where(total == 0, 1.0, total)
     tl.store(SHIFT + head * length + rows, shift - products / total, mask=rows < length)
@@ -149,19 +149,19 @@ def backward_queries(
         k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
         v = tiles.load_rows(V, start, keys, values, BN, DV)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
-        m, any_near = tiles.measure(
+        m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         difference, both, lean, four_sq = tiles.levels_of(
-            m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
+            m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
         )
-        s = tiles.scores_of(
-            m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column,
-            rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+        s, raised = tiles.scores_of(
+            m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
         )  # fmt: skip
         _, g = weights_and_gradients(
-            s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
+            s, raised, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
         )  # fmt: skip
         w, for_level, for_first, for_second = scores.slopes(
             SCORE, SUMS, True, g, m, difference, both, lean, four_sq,
@@ -230,20 +230,21 @@ def backward_keys(
             rest = tiles.load_numbers(REST + head * length, rows, length)
             shift = tiles.load_numbers(SHIFT + head * length, rows, length)
             q_sides = tiles.load_others(Q_PARTS, head, start, length, SUMS, BM)
-            m, any_near = tiles.measure(
+            m, excess, any_near = tiles.measure(
                 q, k, q_sq, k_sq, q_sides, k_sides, queries, K, start, first_column, length, keys, positions,
                 coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
             )  # fmt: skip
             difference, both, lean, four_sq = tiles.levels_of(
-                m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, False, SUMS, WIDEN
+                m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, False, SUMS, WIDEN
             )
-            s = tiles.scores_of(
-                m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column,
-                rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+            s, raised = tiles.scores_of(
+                m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+                mask, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
             )  # fmt: skip
             grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
             weights, g = weights_and_gradients(
-                s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
+                s, raised, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
+                DROPOUT,
             )  # fmt: skip
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
             w, for_level, _, _ = scores.slopes(
@@ -310,22 +311,22 @@ def backward_mask(
                     k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
                     k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
                     k_sides = tiles.load_others(K_PARTS, kv_head, column, keys, SUMS, BN)
-                    m, _ = tiles.measure(
+                    m, excess, any_near = tiles.measure(
                         q, k, q_sq, k_sq, q_sides, k_sides, queries, keys_of_head, row, column, length, keys,
                         positions, coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
                     )  # fmt: skip
                     difference, both, lean, four_sq = tiles.levels_of(
-                        m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
+                        m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
                     )
-                    s = tiles.scores_of(
-                        m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, mask, mask_row, mask_column,
-                        rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+                    s, raised = tiles.scores_of(
+                        m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c,
+                        factor, mask, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
                     )  # fmt: skip
                     v = tiles.load_rows(V + kv_head * keys * values, column, keys, values, BN, DV)
                     grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
                     _, g = weights_and_gradients(
-                        s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
-                        DROPOUT,
+                        s, raised, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns,
+                        dropout_p, DROPOUT,
                     )  # fmt: skip
                     total += g
     # An entry that all rows, or all columns, share is the sum over them, in the first place of the tile.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from coneheads.backends.triton import interpreted
+from coneheads.backends.triton import interpreted, scores
 
 REGISTERS = 1 << 16  # of a multiprocessor
 
@@ -54,8 +54,8 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
         (False, 256): Blocks(16, 16, 8, 1),
     },
     "backward_keys": {
-        (True, 32): Blocks(16, 32, 4, 2),
-        (True, 64): Blocks(16, 32, 8, 1),
+        (True, 32): Blocks(16, 32, 4, 1),
+        (True, 64): Blocks(32, 32, 8, 1),
         (True, 128): Blocks(16, 16, 8, 1),
         (True, 256): Blocks(16, 16, 16, 1),
         (False, 64): Blocks(32, 32, 4, 2),
@@ -64,27 +64,39 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     },
 }
 # These hold less at once.
-BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(32, 32, 4, 2)}
+BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(32, 32, 4, 1)}
 BLOCKS["backward_mask"] = {
     **BLOCKS["backward_queries"],
-    (True, 64): Blocks(32, 32, 8, 1),
+    (True, 64): Blocks(32, 16, 8, 1),
     (False, 64): Blocks(16, 64, 8, 1),
     (False, 128): Blocks(16, 32, 8, 1),
+}
+# Angles and hyperbolic functions take many registers: what would spill, on sm_100 at least, with the blocks above.
+BLOCKS_OF_SCORES: dict[tuple[str, int, bool, int], Blocks] = {
+    ("backward_queries", scores.FINITE_CONE.value, True, 64): Blocks(32, 16, 8, 1),
+    ("backward_keys", scores.FINITE_CONE.value, True, 64): Blocks(16, 32, 8, 1),
+    ("backward_keys", scores.HYPERBOLOID.value, False, 128): Blocks(16, 32, 4, 1),
 }
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 
 
-def default_blocks(kernel: str, width: int, dtype: torch.dtype) -> Blocks:
-    """What a kernel is started with where nothing is tried. width: the larger of positions and values, padded."""
+def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> Blocks:
+    """What a kernel is started with where nothing is tried.
+
+    score: its number in scores.py. width: the larger of positions and values, padded.
+    """
     if interpreted():
         return IN_THE_INTERPRETER
     single = dtype == torch.float32
-    return next(blocks for (of_single, most), blocks in BLOCKS[kernel].items() if of_single == single and width <= most)
+    most, blocks = next(
+        (most, blocks) for (of_single, most), blocks in BLOCKS[kernel].items() if of_single == single and width <= most
+    )
+    return BLOCKS_OF_SCORES.get((kernel, score, single, most), blocks)
 
 
-def declared_blocks(kernel: str, width: int, dtype: torch.dtype) -> list[Blocks]:
-    """The small set that is tried once for each class of shapes and dtype, the default first."""
-    default = default_blocks(kernel, width, dtype)
+def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> list[Blocks]:
+    """The small set that is tried once for each class of shapes, score and dtype, the default first."""
+    default = default_blocks(kernel, score, width, dtype)
     others = [
         default._replace(stages=default.stages + 1),
         default._replace(warps=8, rows=2 * default.rows),

@@ -49,22 +49,22 @@ def forward(
         k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
-        m, _ = tiles.measure(
+        m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         difference, both, lean, four_sq = tiles.levels_of(
-            m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
+            m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
         )
-        s = tiles.scores_of(
-            m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column,
-            rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+        s, raised = tiles.scores_of(
+            m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
             tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
         )  # fmt: skip
-        higher = tl.maximum(top, tl.max(s, 1))
+        higher = tl.maximum(top, tl.max(s if raised is None else s + raised, 1))
         # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(s - base[:, None])
+        weights = tl.exp2(tiles.relative(s, raised, base))
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
         top = higher

@@ -89,6 +89,11 @@ class Call:
         q, k = self._stored(q, k, group)
         q_sq, k_sq = (t[..., :coordinates].float().square().sum(-1) for t in (q, k))
         q_sq = q_sq / 4  # in memory are -2 q
+        self.sums = self._measure() == "bounded"
+        self.q_norm: Tensor | None = None
+        if isinstance(score, Umbral) and score.readout == "height" and not self.sums:
+            self.q_norm = q[..., :coordinates].double().norm(dim=-1) / 2
+            q_sq = q_sq + TINY  # by its root the kernels divide
         self.mark = torch.zeros_like(k_sq)
         if inputs.bad is not None:  # makes NaN of every row that attends to it
             self.mark = self.mark.masked_fill(inputs.bad, torch.nan)
@@ -110,7 +115,6 @@ class Call:
         seed = inputs.seed if inputs.seed is not None else torch.zeros((), dtype=torch.int64, device=q.device)
         value = _contiguous(inputs.value, self.dtype)
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        self.sums = self._measure() == "bounded"
         parts = [none, none]
         if self.sums:
             parts = [
@@ -212,7 +216,8 @@ class Call:
             level = self.inputs.points.q_level
             assert level is not None
             radius, gamma = self._fields()
-            return -gamma / radius.sinh() * level.double()
+            twice = 2 * level.double() if self.q_norm is None else level.double() + self.q_norm
+            return -gamma / (2 * radius.sinh()) * twice
         if isinstance(self.score, HalfSpaceDistance | HyperboloidDistance):
             return -self._fields()[1]
         return 0.0
@@ -223,7 +228,7 @@ class Call:
         programs: what a program owns, "rows" of queries or "columns" of keys.
         """
         width = max(self.compiled["DP"], self.compiled["DV"])
-        blocks = declared_blocks(name, width, self.dtype)
+        blocks = declared_blocks(name, self.number, width, self.dtype)
 
         def grid(meta: dict[str, Any]) -> tuple[int]:
             if programs == "rows":
@@ -245,17 +250,17 @@ class Call:
                 options = {} if interpreted() else block.options
                 kernel[grid](*arguments, **compiled, BM=block.rows, BN=block.columns, **options)
             else:
-                _tuned(name, kernel, width, self.dtype)[grid](*arguments, **compiled)
+                _tuned(name, kernel, self.number, width, self.dtype)[grid](*arguments, **compiled)
 
 
 _TUNED: dict[tuple[Any, ...], Any] = {}
 
 
-def _tuned(name: str, kernel: Any, width: int, dtype: torch.dtype) -> Any:
+def _tuned(name: str, kernel: Any, score: int, width: int, dtype: torch.dtype) -> Any:
     """The kernel that tries its declared blocks once for each class of shapes."""
-    key = (kernel, width, dtype)
+    key = (kernel, score, width, dtype)
     if key not in _TUNED:
-        configs = [blocks.config() for blocks in declared_blocks(name, width, dtype)]
+        configs = [blocks.config() for blocks in declared_blocks(name, score, width, dtype)]
         classes = ["SCORE", "MASKED", "CAUSAL", "DROPOUT", "PRECISION", "LENGTH_CLASS", "DP", "DV"]
         _TUNED[key] = triton.autotune(configs=configs, key=classes)(kernel)
     return _TUNED[key]

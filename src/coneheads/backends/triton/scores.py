@@ -18,10 +18,10 @@ product), the difference and the sum of their levels, aux of both points, and th
     hyperboloid    beta        offset              2 beta log2 e                 sinh(radius)
 
 ``value`` is in base 2, for ``exp2``, and leaves out what all keys add to a query alike: the offsets, and for the umbral
-cone -gamma level / sinh r. The log-sum-exp gets it afterwards. A factor is made in float64, since what it is off by
-counts as often as it is multiplied by a large score. What is not in the GPU's instructions is computed from what is:
-the functions at the end keep the digits of small arguments, which a difference of fast exponentials or a fast logarithm
-would lose.
+cone -gamma level / sinh r, or more in float32 (``umbral_relative``). The log-sum-exp gets it afterwards. A factor is
+made in float64, since what it is off by counts as often as it is multiplied by a large score. What is not in the GPU's
+instructions is computed from what is: the functions at the end keep the digits of small arguments, which a difference
+of fast exponentials or a fast logarithm would lose.
 """
 
 import torch
@@ -45,6 +45,9 @@ TINY = tl.constexpr(1e-37)  # squares that are divided by stay above it; a GPU m
 INTERPRETED = tl.constexpr(interpreted())
 PTX = tl.constexpr(not interpreted() and torch.version.hip is None)  # whether kernels may have instructions of NVIDIA's
 LOG2_E = tl.constexpr(1.4426950408889634)
+# A distance below this share of the query's |x| is near. Its square is below NEAR of tiles.py by more than rounding, so
+# that every tile with such a pair knows that it has one.
+CLOSE = tl.constexpr(0.44)
 
 
 @triton.jit
@@ -88,6 +91,32 @@ def value(
     else:
         radial = sinh(difference * 0.5)
         return asinh(tl.sqrt(radial * radial + q_aux * k_aux * (m * 0.25))) * -factor
+
+
+@triton.jit
+def umbral_relative(m, lean, q_level, k_level, q_sq, factor, any_near):
+    """The scores of the umbral cone in float32, relative to those of a key at the origin, and what raises near ones.
+
+    Left out is -factor (L_q + |x_q|): where x_q is large, D is |x_q| and little more, and their difference keeps its
+    digits as (D^2 - |x_q|^2) / (D + |x_q|), the numerator being ``lean``. What is left of twice the level of the lca,
+    L_q + L_k + max(D, |L_q - L_k|), is L_k + D - |x_q| or, of an ancestor and its descendant, L_q - |x_q|, the same for
+    all descendants of a query, or 2 L_k - L_q - |x_q|. A small D would drown in |x_q|: a near pair does without,
+    and factor |x_q| is added to its score once the log-sum-exp, which is as large, has been taken off. Descendants of a
+    query are either all near or, where its level is so large that they need not be, all counted as far.
+    """
+    q_norm = tl.sqrt(q_sq)
+    d = tl.sqrt(tl.maximum(m, 0.0) if INTERPRETED else m)
+    of_ancestor = tl.maximum(q_level - q_norm, 2 * k_level - (q_level + q_norm))
+    twice = tl.maximum(k_level + lean * _inverse(d + q_norm), of_ancestor)
+    raised = tl.zeros_like(twice)
+    if any_near:
+        limit = q_norm * CLOSE
+        least = tl.where(q_level < limit, -1.0, tl.abs(q_level - k_level))
+        near = (d < limit) & (d > least)
+        whole = tl.maximum(k_level + d, tl.maximum(q_level, 2 * k_level - q_level))
+        twice = tl.where(near, whole, twice)
+        raised = tl.where(near, q_norm * factor, 0.0)
+    return twice * -factor, raised
 
 
 @triton.jit
@@ -169,6 +198,15 @@ def _if_larger(x, y, yes, no):
         )  # fmt: skip
     else:
         return tl.where(x > y, yes, no)
+
+
+@triton.jit
+def _inverse(x):
+    """1 / x, off by a unit in the last place; the division of the language has ten steps more."""
+    if PTX:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        return 1 / x
 
 
 @triton.jit

@@ -159,6 +159,19 @@ def direct_distance_sq(
 
 
 @triton.jit
+def direct_excess(
+    Q, K, first_row, first_column, length, keys, positions, coordinates, BM: tl.constexpr, BN: tl.constexpr
+):
+    """Squared distances without the query's |q|^2, as k (k - 2q), which does not round what is left out."""
+    total = tl.zeros([BM, BN], tl.float32)
+    for i in range(coordinates):
+        q = load_coordinate(Q, first_row, length, positions, i, BM)
+        k = load_coordinate(K, first_column, keys, positions, i, BN)
+        total += (q[:, None] + k[None, :]) * k[None, :]
+    return total
+
+
+@triton.jit
 def direct_gradient(
     grad, w, Q, K, first_row, first_column, length, keys, positions, coordinates,
     TO_QUERY: tl.constexpr, PADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -233,43 +246,57 @@ def measure(
     SCORE: tl.constexpr, MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Products or squared distances of a tile, and whether a pair of it is near; queries of distances are -2 q.
+    """Products or squared distances of a tile, its excess, and whether a pair of it may be near.
 
+    Queries of distances are -2 q. The excess is the squared distance without |q|^2, had before that is added; umbral
+    cones alone need it, in float32 (see `umbral_relative` in scores.py), and elsewhere it is the measure again.
     MEASURE: "product"; or squared distances, "direct" from differences, "exact" from products and those of near pairs
     from differences, "bounded" from products, what may be rounding taken off. What this leaves below 0 is raised to 0,
     except for cones, which raise it to more. ROUND: see ``round_gradients``.
     """
     if MEASURE == "direct":
-        return direct_distance_sq(Q, K, first_row, first_column, length, keys, positions, coordinates, BM, BN), False
+        m = direct_distance_sq(Q, K, first_row, first_column, length, keys, positions, coordinates, BM, BN)
+        if SCORE == scores.UMBRAL:
+            excess = direct_excess(Q, K, first_row, first_column, length, keys, positions, coordinates, BM, BN)
+            return m, excess, True
+        else:
+            return m, m, True
     elif MEASURE == "bounded":
         squares = product(q_sides[0], tl.trans(k_sides[0]), "bf16", WIDEN)
         m = product(q, tl.trans(k), ROUND, WIDEN, squares)
         if scores.PENUMBRAL <= SCORE and SCORE < scores.FINITE_CONE:
-            return m, False
+            return m, m, False
         else:
-            return tl.maximum(m, 0.0), False
+            m = tl.maximum(m, 0.0)
+            return m, m, False
     elif MEASURE == "exact":
-        m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), ROUND, WIDEN)
+        if SCORE == scores.UMBRAL:
+            excess = k_sq[None, :] + product(q, tl.trans(k), ROUND, WIDEN)
+            m = q_sq[:, None] + excess
+        else:
+            m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), ROUND, WIDEN)
+            excess = m
         limit = (q_sq * NEAR)[:, None]
         any_near = tl.min(m - limit) < 0
         if any_near:
             direct = direct_distance_sq(Q, K, first_row, first_column, length, keys, positions, coordinates, BM, BN)
             m = tl.where(m < limit, direct, m)
-        return m, any_near
+        return m, excess, any_near
     else:
-        return product(q, tl.trans(k), ROUND, WIDEN), False
+        m = product(q, tl.trans(k), ROUND, WIDEN)
+        return m, m, False
 
 
 @triton.jit
 def levels_of(
-    m, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides,
+    m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides,
     SCORE: tl.constexpr, OF_QUERY: tl.constexpr, SUMS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """For all pairs of a tile, the difference of their levels, q - k, and their sum; and for penumbral cones two more.
 
     These are D^2 + z^2 - y^2 and 4 y^2, D the reach and y and z the heights of the two points. With SUMS, y is that of
     a program's own token, which it has at hand. In float32 it is that of the query, so that all kernels find the same
-    scores.
+    scores. Umbral cones have the excess of a pair in the place of the first.
     """
     if SUMS:
         difference = product(q_sides[1], tl.trans(k_sides[1]), "bf16", WIDEN)
@@ -278,7 +305,7 @@ def levels_of(
         difference = q_level[:, None] - k_level[None, :]
         both = q_level[:, None] + k_level[None, :]
     if SCORE < scores.PENUMBRAL or SCORE >= scores.UMBRAL:
-        return difference, both, m, m
+        return difference, both, excess, m
     elif SUMS:
         lean = product(q_sides[3], tl.trans(k_sides[3]), "bf16", WIDEN, scores.reach_sq(m, difference))
         return difference, both, lean, (q_aux[:, None] if OF_QUERY else k_aux[None, :])
@@ -289,18 +316,25 @@ def levels_of(
 
 @triton.jit
 def scores_of(
-    m, difference, both, lean, four_sq, q_aux, k_aux, a, c, factor, MASK, mask_row, mask_column, rows, columns,
-    length, keys, SCORE: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, mark=None,
+    m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+    MASK, mask_row, mask_column, rows, columns, length, keys,
+    SCORE: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, mark=None,
 ):  # fmt: skip
-    """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float".
+    """The scores of a tile in base 2, -inf where masked out, and what raises them, which is mostly None.
 
+    Umbral cones in float32 have it: see `umbral_relative` in scores.py, and ``relative``.
+    MASKED: "none", "boolean" or "float".
     mark: NaN for keys that make NaN of every row that attends to them. (NaN in their own numbers would get lost in a
     maximum.) Backward has none, since the log-sum-exp of such a row is NaN.
     """
     SLOPES: tl.constexpr = SUMS and mark is None
-    s = scores.value(
-        SCORE, SUMS, m, difference, both, lean, four_sq, q_aux[:, None], k_aux[None, :], a, c, factor, SLOPES
-    )
+    if SCORE == scores.UMBRAL and not SUMS:
+        s, raised = scores.umbral_relative(m, lean, q_level[:, None], k_level[None, :], q_sq[:, None], factor, any_near)
+    else:
+        s = scores.value(
+            SCORE, SUMS, m, difference, both, lean, four_sq, q_aux[:, None], k_aux[None, :], a, c, factor, SLOPES
+        )
+        raised: tl.constexpr = None
     if mark is not None:
         s = s + mark[None, :]
     seen = (columns < keys)[None, :]
@@ -315,7 +349,16 @@ def scores_of(
             added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             s = s + added * scores.LOG2_E
             seen = seen & (added != float("-inf"))
-    return tl.where(seen, s, float("-inf"))
+    return tl.where(seen, s, float("-inf")), raised
+
+
+@triton.jit
+def relative(s, raised, base):
+    """Scores relative to a base of their row, which may be as large as what raises them: these two meet first."""
+    if raised is None:
+        return s - base[:, None]
+    else:
+        return s + (raised - base[:, None])
 
 
 @triton.jit
