@@ -121,6 +121,35 @@ def test_score_without_a_kernel_is_left_to_others():
     assert backends.choose("auto", call).name == "chunked"
 
 
+# --- Blocks ----------------------------------------------------------------------------------------------------------
+
+
+@needs_triton
+@without_interpreter
+def test_every_kernel_has_blocks_for_every_score_size_and_dtype():
+    from coneheads.backends.triton import blocks
+
+    for kernel in blocks.BLOCKS:
+        for score in range(11):
+            for dtype in triton.DTYPES:
+                for width in (16, 32, 64, 128, 256):
+                    default, *others = blocks.declared_blocks(kernel, score, width, dtype)
+                    assert default == blocks.default_blocks(kernel, score, width, dtype)
+                    assert len(others) == len({default, *others}) - 1
+
+
+@needs_triton
+@without_interpreter
+def test_blocks_of_a_score_go_before_those_of_its_kernel():
+    from coneheads.backends.triton import blocks
+
+    for (kernel, score, single, width), own in blocks.BLOCKS_OF_SCORES.items():
+        assert own != blocks.BLOCKS[kernel][single, width]  # an entry that says nothing new is a mistake
+        for dtype in triton.DTYPES:
+            if (dtype == torch.float32) == single:
+                assert blocks.default_blocks(kernel, score, width, dtype) == own
+
+
 # --- A triton that is not there --------------------------------------------------------------------------------------
 
 PROGRAM = """
