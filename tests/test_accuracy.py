@@ -111,6 +111,57 @@ def test_near_pairs_cost_no_accuracy(name, gap):
     check_twice_the_error_of_plain(draws, name, BACKEND_NAMES)
 
 
+@pytest.mark.parametrize("backend", [name for name in BACKEND_NAMES if name != "reference"])
+@pytest.mark.parametrize("keys", [40, 600])
+@pytest.mark.parametrize("length", [1, 4, 33])
+@pytest.mark.parametrize("size", [5, 16, 64])
+def test_what_all_keys_share_costs_no_digits(size, length, keys, backend):
+    """Queries high above their keys: umbral scores of 1e4 differ by little, and plain float32 keeps few digits."""
+    errors = []
+    for _ in range(8):
+        tensors = [torch.randn(1, 2, n, size) / 2 for n in (length, keys, keys)]
+        tensors[0][..., -1] += 6
+        weight = torch.randn(1, 2, length, size)
+
+        def ours(*leaves, backend=backend):
+            return coneheads.attention(*leaves, score="umbral", backend=backend)
+
+        truth = run(functools.partial(ours, backend="reference"), tensors, weight, torch.float64)
+        for attention in (ours, lambda *leaves: plain.attention(*leaves, None, False, resolve("umbral"))):
+            got = run(attention, tensors, weight, torch.float32)
+            errors += [(g - t).abs().amax() / t.abs().amax() for g, t in zip(got, truth, strict=True)]
+    ours, ordinary = torch.stack(errors).view(8, 2, len(NAMES)).mean(0)
+    assert ordinary[0] > 1e-5  # or the case is too easy
+    assert (ours < torch.tensor([1e-5, torch.inf, 1e-4, 1e-5])).all()
+    # What moves a query moves all its distances alike: its gradient cancels, in one query as luck has it.
+    assert length < 33 or ours[1] < 2 * ordinary[1]
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKEND_NAMES if name != "reference"])
+@pytest.mark.parametrize("length", [3, 33])
+@pytest.mark.parametrize("size", [6, 24])
+def test_near_keys_among_far_ones_cost_no_digits(size, length, backend):
+    """Of 1200 keys, in blocks of any size, some lie at a query: their scores are exact, and so are those of the rest,
+    which count where the near ones are masked out.
+    """
+    query, key, value = torch.randn(1, 1, length, size), torch.randn(1, 1, 1200, size), torch.randn(1, 1, 1200, 4)
+    query[..., -1] += 4
+    for first in (0, 600, 1150):
+        key[..., first : first + length, :] = query + 1e-3 * torch.randn_like(query)
+    mask = torch.ones(length, 1200, dtype=torch.bool)
+    mask[::2, :length] = mask[::2, 600 : 600 + length] = mask[::2, 1150 : 1150 + length] = False
+    weight = torch.randn(1, 1, length, 4)
+    for arguments in ({}, {"attn_mask": mask}):
+
+        def ours(*leaves, backend=backend, arguments=arguments):
+            return coneheads.attention(*leaves, score="umbral", backend=backend, **arguments)
+
+        truth = run(functools.partial(ours, backend="reference"), (query, key, value), weight, torch.float64)
+        got = run(ours, (query, key, value), weight, torch.float32)
+        for name, g, t in zip(NAMES, got, truth, strict=True):
+            assert (g - t).abs().amax() < 1e-3 * t.abs().amax(), name
+
+
 @pytest.mark.parametrize("pairs_in_a_tile", [1, 97, 1500])
 @pytest.mark.parametrize("name", SCORE_NAMES)
 def test_tiles_of_any_size_cost_no_accuracy(name, pairs_in_a_tile, monkeypatch):

@@ -144,17 +144,17 @@ def test_layers_that_where_leaves_out_keep_the_dot_product(name):
 @pytest.mark.parametrize(
     ("name", "score"),
     [
-        *((name, score) for name in DECODERS + TRANSLATORS for score in ("penumbral", "umbral")),
-        ("T5 in single precision", "penumbral"),
+        (name, score)
+        for name in (*DECODERS, *TRANSLATORS, "T5 in single precision")
+        for score in ("penumbral", "umbral")
     ],
 )
-def test_cached_chunked_and_full_logits_agree(name, score):
-    """To 1e-4. T5 starts large: times 8, SDPA's own logits are 4e-4 off in single precision, so it is told in double.
-
-    In single precision penumbral logits agree to 1e-4 of their size. Umbral ones are up to 0.1 off: scores reach 1e8
-    there, and their rounding, not that of the projections, decides between keys. (With scores in double precision, of
-    the same queries and keys in single precision, they agree to 2e-4.)
+@pytest.mark.parametrize("seed", [0, 2, 4])  # with 2 and 4, umbral scores of Marian reach 1e5
+def test_cached_chunked_and_full_logits_agree(name, score, seed):
+    """To 1e-4. T5 starts large: times 8, SDPA's own logits are up to 1e-3 off in single precision, so it is told in
+    double; in single precision they agree to 1e-4 of their size.
     """
+    torch.manual_seed(seed)
     single = name.endswith("single precision")
     model = scaled_up("T5ForConditionalGeneration", score).float() if single else scaled_up(name, score)
     target, fixed, own = tokens(12), {}, "input_ids"

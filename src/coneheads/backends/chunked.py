@@ -103,14 +103,14 @@ def _forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
     for batch, kv_heads, heads, rows in tiles.row_blocks():
         here = (batch, heads, rows)
         weighted, total = out[here], None
-        largest = q.new_full((*weighted.shape[:3], 1), -torch.inf)
+        largest = q.new_full((*weighted.shape[:3], 1), -torch.inf, dtype=tiles.pairs.score_dtype)
         for tile in tiles.along_keys(batch, kv_heads, heads, rows):
             scores = tiles.masked(tiles.pairs.at(tile).scores(), tile)
             previous, largest = largest, torch.maximum(largest, scores.amax(-1, keepdim=True))
             # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.
             base = largest.masked_fill(largest == -torch.inf, 0)
-            exp = scores.sub_(base).exp_()
-            kept = previous.sub(base).exp_()
+            exp = scores.sub_(base).to(q.dtype).exp_()
+            kept = previous.sub(base).to(q.dtype).exp_()
             row_total = exp.sum(-1, keepdim=True)
             total = row_total if total is None else total * kept + row_total
             keep = tiles.keep(tile, exp.dtype)
@@ -140,7 +140,7 @@ def _backward(
     grad_mask = torch.zeros_like(mask, dtype=out.dtype) if mask is not None and wanted.mask else None
     # Scores can be large and near to the log-sum-exp: it is subtracted as it is rounded, and the rest is divided out.
     lse = lse.masked_fill(lse == -torch.inf, 0)
-    rounded = lse.to(out.dtype)
+    rounded = lse.to(pairs.score_dtype)
     rest = (lse - rounded).to(out.dtype).exp()
     one_tile = tiles.keys <= tiles.blocking.columns
     for batch, kv_heads, heads, rows in tiles.row_blocks():
@@ -151,7 +151,8 @@ def _backward(
         for tile in tiles.along_keys(batch, kv_heads, heads, rows):
             there = (batch, kv_heads, tile.columns)
             tile_pairs = pairs.at(tile)
-            weights = tiles.masked(tile_pairs.scores(), tile).sub_(rounded[here][..., None]).exp_()
+            scores = tiles.masked(tile_pairs.scores(), tile)
+            weights = scores.sub_(rounded[here][..., None]).to(out.dtype).exp_()
             total = weights.sum(-1, keepdim=True) if one_tile else rest[here][..., None]
             weights /= total.masked_fill(total == 0, 1)
             grad_weights = pairs.product(grad_rows, value[there].mT)

@@ -5,6 +5,8 @@ things keep it exact: positions are taken relative to the mean key of the head; 
 devices that have it); and a pair with ``D^2 < eps_rel |a|^2`` is computed again from the difference of its positions,
 in forward and in backward. So a point's distance to itself is 0, and near pairs are as accurate as far ones. Positions
 of few coordinates need no product: all their distances are computed from differences.
+
+Scores that share a large part are made of these distances before they are rounded, and come in float64.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class Pairs:
         self.points = points
         self.group = points.q.shape[1] // points.k.shape[1]
         self.direct = score.measures == "distance_sq" and points.q.shape[-1] <= FEW_COORDINATES
+        self.score_dtype = higher_precision(points.q) if score.shares_large_part() else points.q.dtype
         if score.measures == "distance_sq" and not self.direct:
             dtype = higher_precision(points.q)
             self.near = NEAR_SAME_PRECISION if dtype == points.q.dtype else NEAR_HIGHER_PRECISION
@@ -131,11 +134,10 @@ class TilePairs:
         self._near: _Near | None = None
         points = pairs.points
         if pairs.score.measures == "product":
-            self._measure = pairs.product(points.q[self._query], points.k[self._key].mT)
-        elif pairs.direct:
-            self._measure = functools.reduce(torch.add, (d.square() for d in self._differences()))
+            self._measure = self._exact = pairs.product(points.q[self._query], points.k[self._key].mT)
         else:
-            self._measure = self._distances_sq()
+            self._exact = self._direct_distances_sq() if pairs.direct else self._distances_sq()
+            self._measure = self._exact.to(points.q.dtype)
         self._levels = (NO_LEVEL, NO_LEVEL)
         if points.q_level is not None and points.k_level is not None:
             k_level = points.k_level[self._key].repeat_interleave(pairs.group, 1)
@@ -146,11 +148,12 @@ class TilePairs:
         )
 
     def scores(self) -> Tensor:
-        """The scores [B, H, L, S] of the tile, which the caller may change.
+        """The scores [B, H, L, S] of the tile in ``score_dtype``, which the caller may change.
 
         They may be the measure itself, if the score is; its derivative then does not depend on what stands there.
         """
-        return self._score.pair(self._measure, *self._levels)
+        q_level, k_level = (level.to(self._exact.dtype) for level in self._levels)
+        return self._score.pair(self._exact, q_level, k_level)
 
     def backward(self, grad: Tensor, grads: PairGradients) -> None:
         """Adds what the gradient of the tile's scores gives to the gradients of points and parameters."""
@@ -172,25 +175,28 @@ class TilePairs:
         else:
             self._distance_backward(2 * pair.measure, grads)
 
-    def _differences(self) -> Iterator[Tensor]:
+    def _differences(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """q - k of the tile's pairs, [B, H, L, S], one coordinate after the other."""
-        q, k = self._pairs.points.q[self._query], self._pairs.points.k[self._key]
+        q, k = self._pairs.points.q[self._query].to(dtype), self._pairs.points.k[self._key].to(dtype)
         k = k.repeat_interleave(self._pairs.group, 1)
         for coordinate in range(q.shape[-1]):
             yield q[..., :, None, coordinate] - k[..., None, :, coordinate]
 
     def _direct_backward(self, weight: Tensor, grads: PairGradients) -> None:
         """``sum_k w (q - k)`` for every query and ``sum_q w (k - q)`` for every key, with ``w = 2 d score / d D^2``."""
-        for coordinate, difference in enumerate(self._differences()):
+        for coordinate, difference in enumerate(self._differences(weight.dtype)):
             step = weight * difference
             by_key = step.sum(-2).unflatten(1, (-1, self._pairs.group)).sum(2)
             grads.q[self._query][..., coordinate] += step.sum(-1)
             grads.k[self._key][..., coordinate] -= by_key
 
+    def _direct_distances_sq(self) -> Tensor:
+        return functools.reduce(torch.add, (d.square() for d in self._differences(self._pairs.score_dtype)))
+
     def _distances_sq(self) -> Tensor:
         """The squared distances of the tile's pairs; those of near pairs directly."""
         points, left = self._pairs.points, self._pairs.left[self._query]
-        d_sq = self._pairs.product(left, self._pairs.right[self._key].mT).to(points.q.dtype)
+        d_sq = self._pairs.product(left, self._pairs.right[self._key].mT).to(self._pairs.score_dtype)
         limit = (self._pairs.near * left[..., -2:-1]).to(d_sq.dtype)
         if (d_sq - limit).amin() < 0:
             self._near = _Near(d_sq < limit, points.q[self._query], points.k[self._key], self._pairs.group)
@@ -239,7 +245,7 @@ class _Near:
     def store_distances(self, d_sq: Tensor) -> None:
         """Writes the squared distances into their places."""
         for place, _, _, difference in self._blocks():
-            d_sq[place] = difference.square().sum(-1)
+            d_sq[place] = difference.square().sum(-1).to(d_sq.dtype)
 
     def add_gradients(self, weight: Tensor, grad_q: Tensor, grad_k: Tensor) -> None:
         """Adds ``w (q - k)`` of these pairs to the gradients, and sets their weights to 0 for the product."""

@@ -72,6 +72,13 @@ class Score:
         """The derivative of ``pair`` times ``grad``, with respect to measure, levels and the ``wanted`` pair fields."""
         return differentiate_pair(self, grad, measure, q_level, k_level, wanted)
 
+    def shares_large_part(self) -> bool:
+        """Whether the scores of a query may share a part so large that what they differ by would lose its digits.
+
+        Backends leave it out, or compute the scores in a higher precision: softmax does not see it.
+        """
+        return False
+
     def lifts_per_head(self) -> bool:
         """Whether a field that ``points`` reads, as a tensor [..., H, 1, 1], has a value for each of several heads."""
         fields = (getattr(self, name) for name in self.point_fields)

@@ -198,6 +198,10 @@ class Umbral(Score):
         position, height = lift(features, per_token(self.height_scale))
         return position, shadow_cones.umbral_level(height, per_token(self.radius))
 
+    def shares_large_part(self) -> bool:
+        """Heights are exponentials of features. Under a high query ``2 L = level_q + level_k + D``, and D is |x_q|."""
+        return self.readout == "height"
+
     def pair(self, measure: Tensor, q_level: Tensor, k_level: Tensor) -> Tensor:
         level = shadow_cones.lca_level(q_level, k_level, safe_sqrt(measure))
         height = shadow_cones.umbral_height(level, self.radius)

@@ -20,7 +20,8 @@ inline constexpr int64_t kBackwardRows = 18 * kRows;  // rows of a block, at the
 inline constexpr int64_t kStripRows = 2 * kRows;
 /// Up to so many keys a row is in one chunk (with is_causal, the first rows always), and the sum of P dP is taken from the
 /// row itself: the gradients of a row then cancel as they should, however small. Longer rows take dO.O for it, in chunks
-/// of kChunkKeys, and what that is off by is made good afterwards where it counts: see `settle`.
+/// of kChunkKeys, and what that is off by is made good afterwards where it counts: see `settle`. Few queries have whole
+/// rows of any length: forward measures their keys in another way, and weights by its lse would not add up to 1.
 inline constexpr int64_t kWholeRow = 512;
 inline constexpr int64_t kChunkKeys = 512;
 
@@ -50,7 +51,7 @@ struct Backward {
     const int64_t blocks = (p.length + kBackwardRows - 1) / kBackwardRows;
     return round_up<int64_t>((p.length + blocks - 1) / blocks, kRows);
   }
-  bool whole_rows() const { return p.keys <= kWholeRow; }
+  bool whole_rows() const { return p.keys <= kWholeRow || p.length <= kFewRows; }
   int64_t chunk_size() const { return whole_rows() ? round_up<int64_t>(p.keys, kPanel<T>) : kChunkKeys; }
 
   void run() {
@@ -93,19 +94,19 @@ struct Backward {
     int64_t row = 0;  // numbers of a row of weights, slopes and measures
   };
   Work work() const {
-    const int64_t n = chunk_size(), row = n + kPanel<T>;
+    const int64_t n = chunk_size(), row = n + kPanel<T>, rows = round_up<int64_t>(block_rows(), kStripRows);
     Work w;
     const std::pair<T**, int64_t> parts[] = {{&w.transposed, n * p.coordinates},
                                              {&w.key_rows, n * wide_features()},
                                              {&w.values, n * p.values},
                                              {&w.key_level_grad, n},
                                              {&w.key_slope_sum, n},
-                                             {&w.weights, kBackwardRows * row},
-                                             {&w.slopes, kBackwardRows * row},
+                                             {&w.weights, rows * row},
+                                             {&w.slopes, rows * row},
                                              {&w.measures, kStripRows * row},
-                                             {&w.position, kBackwardRows * wide_features()},
-                                             {&w.grad_rows, kBackwardRows * wide_values()},
-                                             {&w.numbers, 4 * kBackwardRows},
+                                             {&w.position, rows * wide_features()},
+                                             {&w.grad_rows, rows * wide_values()},
+                                             {&w.numbers, 4 * rows},
                                              {&w.spare, n + 2 * p.features + p.values + 4 * kLanes<T>},
                                              {&w.score_grad, n},
                                              {&w.query_near, p.features}};
@@ -168,9 +169,10 @@ struct Backward {
     const int64_t head = b * p.heads + h, kv_head = b * p.kv_heads + h / p.group, d = p.coordinates;
     const int64_t position_row = wide_features(), size = chunk_size();
     const MadeScore made = p.made(b, h);
-    const Tokens<T> queries{w.numbers, w.numbers + kBackwardRows, w.numbers + 2 * kBackwardRows, w.bad.data()};
+    const int64_t most = round_up<int64_t>(block_rows(), kStripRows);
+    const Tokens<T> queries{w.numbers, w.numbers + most, w.numbers + 2 * most, w.bad.data()};
     queries.make(p, p.q, b, h, made, first, first + count, w.spare);
-    T* sq = w.numbers + 3 * kBackwardRows;
+    T* sq = w.numbers + 3 * most;
     const int64_t padded_count = round_up<int64_t>(count, kStripRows);
     std::fill_n(w.position, padded_count * position_row, T(0));
     std::fill_n(w.grad_rows, padded_count * wide_values(), T(0));
@@ -231,10 +233,12 @@ struct Backward {
                const Query<T>& query, const Keys<T>& keys, const uint8_t* bad_keys, const T* grad_row, T* measures,
                T* weights, T* slopes, int64_t kv_head, int64_t owner, Work& w) {
     const int64_t place = (b * p.heads + h) * p.length + number;
-    const double exact = lse[place] * kLog2E;  // in base 2, as scores are
     const int64_t valid = std::min(n, p.last_key(number) - from);
     bool is_nan = false;
-    p.score.score(made.bytes, {m, measures, weights, query, keys, false, true, valid});
+    T base = full_base<T>(p.score.relative, query.sq);
+    p.score.score(made.bytes, {m, measures, weights, query, keys, false, true, valid, &base});
+    // As scores are: in base 2, and without what they leave out.
+    const double exact = lse[place] * kLog2E - p.score.left_out(made.bytes, query.level, base);
     if (p.has_mask || bad_keys)
       apply_masks<T>(p, b, h, number, from, valid, m, bad_keys, weights, w.spare, is_nan);
     T shift = -T(grad_lse[place]), total = 0;

@@ -107,8 +107,9 @@ struct Edges {
     const int64_t n = rows.degree(i), padded = round_up<int64_t>(n, kPanel<T>);
     for (int64_t h = 0; h < p.heads; ++h) {
       T* weights = w.weights + h * w.row;
+      T base = 0;  // measures are whole
       const T best = p.score.score(made[size_t(h)].bytes, {padded, w.measures + h * w.row, weights, query(i, h, queries),
-                                                           keys_of(h, w), true, false, n});
+                                                           keys_of(h, w), true, false, n, &base});
       const T total = exp_row<T>(weights, padded, best);
       const T factor = bad[h] != T(0) ? std::numeric_limits<T>::quiet_NaN() : T(1) / total;
       for (int64_t e = 0; e < padded; e += kLanes<T>) store<T>(weights + e, load<T>(weights + e) * factor);

@@ -12,8 +12,6 @@ namespace coneheads {
 inline constexpr int64_t kForwardKeys = 512;  // keys of a block
 inline constexpr int64_t kForwardRows = 16 * kRows;  // queries of a task
 inline constexpr int64_t kSumKeys = 256;  // keys whose values are summed before they are added to the output: rounds less
-/// With so few queries to a head, packing its keys costs more than it saves.
-inline constexpr int64_t kFewRows = 4;
 
 template <class T>
 struct Forward {
@@ -32,6 +30,7 @@ struct Forward {
     const T* position = nullptr;  // [kRows][position_row]
     int64_t position_row = 0;
     T sq[kRows] = {}, largest[kRows] = {}, total[kRows] = {};
+    T base[kRows] = {}, own_base[kRows] = {};  // what is left out of the scores of this block, and of `largest`
     bool is_nan[kRows] = {};
     T* output = nullptr;  // [kRows][wide]
   };
@@ -57,34 +56,50 @@ struct Forward {
       T* scores = products + i * row;
       const Query<T> query{strip.position + i * strip.position_row, strip.sq[i], strip.tokens.level[i],
                            strip.tokens.aux[i]};
-      best[i] = p.score.score(made.bytes, {n, scores, scores, query, keys, measured, false, valid});
+      best[i] = p.score.score(made.bytes, {n, scores, scores, query, keys, measured, false, valid, &strip.base[i]});
       if (p.has_mask || bad)
         best[i] = apply_masks<T>(p, strip.b, strip.h, number, from, valid, n, bad, scores, spare, strip.is_nan[i]);
     }
     for (int64_t i = 0; i < strip.count; ++i) {
       T& largest = strip.largest[i];
-      if (best[i] > largest) {
+      double relative = largest;  // to what this block leaves out
+      if (strip.base[i] != strip.own_base[i])
+        relative += p.score.left_out(made.bytes, T(0), strip.own_base[i] - strip.base[i]);
+      if (best[i] > relative) {
         if (largest != -infinity) {  // what is there counts less now
-          const T kept = std::exp2(largest - best[i]);
+          const T kept = T(std::exp2(relative - double(best[i])));
           strip.total[i] *= kept;
           for (int64_t j = 0; j < wide(); j += kLanes<T>)
             store<T>(strip.output + i * wide() + j, load<T>(strip.output + i * wide() + j) * kept);
         }
-        largest = best[i];
+        relative = largest = best[i];
+        strip.own_base[i] = strip.base[i];
       }
-      strip.total[i] += exp_row<T>(products + i * row, n, largest == -infinity ? T(0) : largest);
+      T* weights = products + i * row;
+      if (largest == -infinity) strip.total[i] += exp_row<T>(weights, n, T(0));
+      else if (T(relative) == relative) strip.total[i] += exp_row<T>(weights, n, T(relative));
+      else strip.total[i] += exp_row<T, true>(weights, n, T(relative), T(relative - double(T(relative))));
     }
     if (p.dropout_p > 0)
       for (int64_t i = 0; i < strip.count; ++i)
         drop_row<T>(p, strip.b, strip.h, strip.first + i, from, n, products + i * row);
   }
 
+  /// The position of row i.
+  void place(Strip& strip, int64_t i, const T* centre, T* spare, T* position) const {
+    strip.sq[i] = point<T>(p, p.q, strip.b, strip.h, strip.first + i, strip.tokens.scale[i], strip.tokens.bad[i], centre,
+                           spare, position);
+  }
+  /// What is left out of the scores of a block, before its keys are seen.
+  void begin_block(Strip& strip) const {
+    for (int64_t i = 0; i < strip.count; ++i) strip.base[i] = full_base<T>(p.score.relative, strip.sq[i]);
+  }
   void begin(Strip& strip) const {
     std::fill_n(strip.largest, kRows, -std::numeric_limits<T>::infinity());
     std::fill_n(strip.output, strip.padded * wide(), T(0));
   }
 
-  void finish(const Strip& strip) const {
+  void finish(const Strip& strip, const MadeScore& made) const {
     const int64_t head = (strip.b * p.heads + strip.h) * p.length;
     for (int64_t i = 0; i < strip.count; ++i) {
       T* row = strip.output + i * wide();
@@ -94,9 +109,10 @@ struct Forward {
       for (int64_t j = 0; j < wide(); j += kLanes<T>) store<T>(row + j, load<T>(row + j) * factor);
       const int64_t number = head + strip.first + i;
       write_row<T>(row, out_dtype, p.values, out + number * p.values * bytes_of(out_dtype));
+      const double left_out = p.score.left_out(made.bytes, strip.tokens.level[i], strip.own_base[i]);
       lse[number] = empty ? -std::numeric_limits<double>::infinity()
                           : is_nan ? std::numeric_limits<double>::quiet_NaN()
-                                   : (double(strip.largest[i]) + std::log2(double(strip.total[i]))) / kLog2E;
+                                   : (left_out + double(strip.largest[i]) + std::log2(double(strip.total[i]))) / kLog2E;
     }
   }
 
@@ -168,11 +184,8 @@ struct Forward {
       strip.position_row = d;
       strip.output = output + first * wide();
       strip.padded = kRows;
-      for (int64_t i = 0; i < strip.count; ++i) {
-        T* x = position + (first + i) * d;
-        strip.sq[i] = point<T>(p, p.q, b, h, strip.first + i, strip.tokens.scale[i], strip.tokens.bad[i],
-                               tokens.centre(head), spare, x);
-      }
+      for (int64_t i = 0; i < strip.count; ++i)
+        place(strip, i, tokens.centre(head), spare, position + (first + i) * d);
       begin(strip);
       strips.push_back(strip);
     }
@@ -184,6 +197,7 @@ struct Forward {
       for (Strip& strip : strips) {
         const int64_t needed = p.last_key(strip.first + strip.count - 1) - start;
         if (needed <= 0) continue;
+        begin_block(strip);
         const int64_t n = std::min(block, round_up<int64_t>(needed, kPanel<T>));
         const Panels<T> values{packed_values + start * kPanel<T>, kPanel<T>, tokens.padded * kPanel<T>};
         if (d > kFewCoordinates || p.score.product)
@@ -194,7 +208,7 @@ struct Forward {
                    spare);
       }
     }
-    for (const Strip& strip : strips) finish(strip);
+    for (const Strip& strip : strips) finish(strip, made);
   }
 
   // ---- few queries: every key is read once, as it lies ----
@@ -232,14 +246,14 @@ struct Forward {
     strip.position_row = wide_d;
     strip.output = output;
     strip.padded = p.length;
-    for (int64_t i = 0; i < p.length; ++i)
-      point<T>(p, p.q, b, h, i, strip.tokens.scale[i], bad[i], nullptr, spare, position + i * wide_d);
+    for (int64_t i = 0; i < p.length; ++i) place(strip, i, nullptr, spare, position + i * wide_d);
     begin(strip);
     for (int64_t start = 0; start < p.last_key(p.length - 1); start += n) {
       const int64_t count = std::min(n, p.keys - start), padded = round_up<int64_t>(count, kPanel<T>);
       const T* key = reinterpret_cast<const T*>(p.k.at(b, kv, start));
       const T* value = reinterpret_cast<const T*>(p.v.at(b, kv, start));
       bool fine = true;
+      begin_block(strip);
       constexpr int64_t kPart = 64;  // so that rows stay in the first cache while they are lifted and measured
       for (int64_t part = 0; part < padded; part += kPart) {
         const int64_t rows = std::max<int64_t>(0, std::min(kPart, count - part)), all = std::min(kPart, padded - part);
@@ -253,18 +267,28 @@ struct Forward {
         p.score.aux(made.bytes, all, level + part, aux + part);
         for (int64_t i = 0; i < p.length; ++i) {
           T* row = scores + i * n + part;
-          auto terms = [&](int64_t j) CONE_BODY {
-            return scaled_terms(position + i * wide_d, first + j * p.k.stride[2], scale[part + j], d);
+          auto terms = [&](int64_t j, bool less_query) CONE_BODY {
+            return scaled_terms(position + i * wide_d, first + j * p.k.stride[2], scale[part + j], d, less_query);
           };
+          const bool less_query = strip.base[i] > T(0);
           int64_t j = 0;
           for (; j + kLanes<T> <= rows; j += kLanes<T>) {
             Vec<T> several[kLanes<T>];
 #pragma GCC unroll 1
-            for (int lane = 0; lane < kLanes<T>; ++lane) several[lane] = terms(j + lane);
+            for (int lane = 0; lane < kLanes<T>; ++lane) several[lane] = terms(j + lane, less_query);
             store<T>(row + j, sums_of<T>(several));
           }
-          for (; j < rows; ++j) row[j] = sum<T>(terms(j));
+          for (; j < rows; ++j) row[j] = sum<T>(terms(j, less_query));
           std::fill(row + rows, row + all, T(0));
+          if (less_query) {
+            const T limit = near_limit(strip, i);
+            for (j = 0; j < rows; j += kLanes<T>) {
+              const Int<T> near = load<T>(row + j) < limit;
+              for (int lane = 0; any<T>(near) && lane < kLanes<T>; ++lane)
+                if (near[lane])
+                  put_near(strip, i, sum<T>(terms(j + lane, false)), scores + i * n, part + j + lane, part + all);
+            }
+          }
           Int<T> small = ~Int<T>{};
           for (j = 0; j < all; j += kLanes<T>) small &= vabs<T>(load<T>(row + j)) < T(1e25);
           fine &= coneheads::all<T>(small);
@@ -276,14 +300,30 @@ struct Forward {
     }
     for (int64_t i = 0; i < p.length; ++i)
       if (is_bad<T>(output + i * wide(), columns)) return false;
-    finish(strip);
+    finish(strip, made);
     return true;
   }
 
-  /// Terms that add up to the measure of a query at `a` and a key of features f at scale * f.
-  CONE_INLINE Vec<T> scaled_terms(const T* a, const T* f, T scale, int64_t n) const {
+  /// The measure m of a near pair, into its place in a row of `done` measures less |q|^2. If the key is much nearer than
+  /// the base of the row, that is left: measures are whole from there on.
+  void put_near(Strip& strip, int64_t i, T m, T* row, int64_t place, int64_t done) const {
+    if (strip.base[i] > T(0) && m < strip.sq[i] * kMuchNearer<T>) {
+      for (int64_t j = 0; j < done; ++j) row[j] += strip.sq[i];
+      strip.base[i] = 0;
+    }
+    row[place] = strip.base[i] > T(0) ? m - strip.sq[i] : m;
+  }
+  /// below it, a measure less |q|^2 is that of a near pair
+  static T near_limit(const Strip& strip, int64_t i) { return strip.sq[i] * (kNear<T> - T(1)); }
+  /// Terms that add up to the measure of a query at `a` and a key of features f at scale * f, or to that less |a|^2.
+  CONE_INLINE Vec<T> scaled_terms(const T* a, const T* f, T scale, int64_t n, bool less_query) const {
     Vec<T> total = {};
-    if (p.score.product)
+    if (less_query)
+      for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+        const Vec<T> x = vector.load(f + i) * scale;
+        total += x * (x - vector.load(a + i) * T(2));
+      });
+    else if (p.score.product)
       for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY { total += vector.load(a + i) * vector.load(f + i); });
     else
       for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
@@ -335,8 +375,7 @@ struct Forward {
     strip.position_row = wide_d;
     strip.output = output;
     strip.padded = p.length;
-    for (int64_t i = 0; i < p.length; ++i)
-      point<T>(p, p.q, b, h, i, strip.tokens.scale[i], bad[i], nullptr, spare, position + i * wide_d);
+    for (int64_t i = 0; i < p.length; ++i) place(strip, i, nullptr, spare, position + i * wide_d);
     begin(strip);
     const Tokens<T> keys{key_numbers, key_numbers + n, key_numbers + 2 * n, bad_keys};
     T* x = spare + n + 2 * p.features + 2 * kLanes<T>;
@@ -345,18 +384,26 @@ struct Forward {
       std::fill_n(key_numbers, 4 * n, T(0));
       std::fill_n(bad_keys, n, uint8_t(0));
       keys.make(p, p.k, b, kv, made, start, start + count, spare);
+      begin_block(strip);
       for (int64_t j = 0; j < count; ++j) {
         point<T>(p, p.k, b, kv, start + j, keys.scale[j], bad_keys[j], nullptr, spare, x);
-        for (int64_t i = 0; i < p.length; ++i)
-          scores[i * n + j] = p.score.product ? dot_product<T>(position + i * wide_d, x, d)
-                                              : distance_sq<T>(position + i * wide_d, x, d);
+        for (int64_t i = 0; i < p.length; ++i) {
+          const T* own = position + i * wide_d;
+          T& measure = scores[i * n + j];
+          if (strip.base[i] > T(0)) {
+            measure = distance_sq_less<T>(own, x, d);
+            if (measure < near_limit(strip, i)) put_near(strip, i, distance_sq<T>(own, x, d), scores + i * n, j, j);
+          } else {
+            measure = p.score.product ? dot_product<T>(own, x, d) : distance_sq<T>(own, x, d);
+          }
+        }
       }
       for (int64_t i = 0; i < p.length; ++i) std::fill(scores + i * n + count, scores + i * n + padded, T(0));
       const bool any_bad = pack_values<T>(p, b, kv, start, count, values, n * kPanel<T>, bad_keys);
       accumulate(strip, made, {nullptr, nullptr, keys.level, keys.aux, d}, any_bad ? bad_keys : nullptr, start,
                  padded, scores, n, true, {values, kPanel<T>, n * kPanel<T>}, spare);
     }
-    finish(strip);
+    finish(strip, made);
   }
 };
 

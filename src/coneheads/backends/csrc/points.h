@@ -6,6 +6,9 @@
 
 namespace coneheads {
 
+/// With so few queries to a head, packing its keys costs more than it saves.
+inline constexpr int64_t kFewRows = 4;
+
 /// Whether a row holds NaN or inf.
 template <class T>
 bool is_bad(const T* row, int64_t n) {
@@ -47,6 +50,16 @@ CONE_INLINE T distance_sq(const T* x, const T* y, int64_t n) {
   for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
     const Vec<T> difference = vector.load(x + i) - vector.load(y + i);
     total += difference * difference;
+  });
+  return sum<T>(total);
+}
+/// That less |x|^2, to the last bits of what keys y near the origin differ by.
+template <class T>
+CONE_INLINE T distance_sq_less(const T* x, const T* y, int64_t n) {
+  Vec<T> total = {};
+  for_vectors<T>(n, [&](int64_t i, auto vector) CONE_BODY {
+    const Vec<T> b = vector.load(y + i);
+    total += b * (b - vector.load(x + i) * T(2));
   });
   return sum<T>(total);
 }
@@ -97,9 +110,10 @@ T point(const Problem<T>& p, const View& features, int64_t b, int64_t h, int64_t
 /// The keys of all key heads as points: tokens, and the centre of each head.
 ///
 /// Distances do not change under translation, but |a|^2 + |b|^2 - 2ab loses digits when all points are far from the
-/// origin. So a coordinate is taken relative to the mean of some queries where that is larger than their spread; elsewhere
-/// not, so that the differences of near points stay exact. (Only a pair of near points needs it, and then the query is as
-/// far away as the key. The mean of the keys would be moved by those that are masked out, whatever they hold.)
+/// origin. So a coordinate is taken relative to the mean of some queries where that is larger than their spread, and the
+/// mean of some keys is nearer to it than to the origin; elsewhere not, so that differences stay exact: those of near
+/// points, and those of keys that are small beside the queries. (Only a pair of near points needs it. It is not the mean of
+/// the keys, since that would be moved by those that are masked out, whatever they hold.) Few queries need none.
 template <class T>
 struct KeyTokens {
   int64_t padded;
@@ -126,7 +140,7 @@ struct KeyTokens {
   void make(const Problem<T>& p, int64_t b, int64_t h) {
     const int64_t head = b * p.kv_heads + h, d = p.coordinates;
     std::vector<T> spare(size_t(2 * p.features + 2 * kLanes<T>)), first(size_t(d + kLanes<T>)),
-        second(size_t(d + kLanes<T>)), x(size_t(d + kLanes<T>));
+        second(size_t(d + kLanes<T>)), of_keys(size_t(d + kLanes<T>)), x(size_t(d + kLanes<T>));
     std::fill(scale(head), scale(head) + 4 * padded, T(0));
     std::fill(marks(head), marks(head) + padded, uint8_t(0));
     Tokens<T>{scale(head), level(head), aux(head), marks(head)}.make(p, p.k, b, h, p.made(b, h * p.group), 0, p.keys,
@@ -138,7 +152,7 @@ struct KeyTokens {
     }
     T* c = centres.get() + head * d;
     std::fill(c, c + d, T(0));
-    if (p.score.product || d <= kFewCoordinates) return;
+    if (p.score.product || d <= kFewCoordinates || p.length <= kFewRows) return;
     constexpr int64_t kSample = 32;
     const int64_t step = std::max<int64_t>(1, (p.length * p.group + kSample - 1) / kSample);
     T query_scale[kSample], query_level[kSample], query_aux[kSample];
@@ -161,9 +175,18 @@ struct KeyTokens {
       }
       offset -= p.length;
     }
-    for (int64_t j = 0; j < d && good > 0; ++j) {
+    int64_t good_keys = 0;
+    for (int64_t i = 0; i < p.keys; i += (p.keys + kSample - 1) / kSample) {
+      if (marks(head)[i]) continue;
+      ++good_keys;
+      point<T>(p, p.k, b, h, i, scale(head)[i], false, nullptr, spare.data(), x.data());
+      for (int64_t j = 0; j < d; j += kLanes<T>)
+        store<T>(of_keys.data() + j, load<T>(of_keys.data() + j) + load<T>(x.data() + j));
+    }
+    for (int64_t j = 0; j < d && good > 0 && good_keys > 0; ++j) {
       const T mean = first[j] / T(good), mean_sq = mean * mean;
-      if (mean_sq > second[j] / T(good) - mean_sq) {
+      const bool among_keys = of_keys[size_t(j)] / T(good_keys) * mean > mean_sq / 2;
+      if (among_keys && mean_sq > second[j] / T(good) - mean_sq) {
         c[j] = mean;
         is_centred[size_t(head)] = 1;
       }

@@ -12,6 +12,8 @@
 //   kParts > 1                   a long value in parts: part<0>(m, ...), then part<1> of what that gave, and so on. Each part
 //                                is a pass over some vectors of keys: a processor overlaps more of them in short chains
 //   kHasFar                      there is a cheaper form, value_far and slopes_far, where all_far(m, q) holds
+//   kRelative                    values leave out what all keys add to a query alike, `left_out`; value_from(m, n, base,
+//                                q, k) also what lies in a distance `base` from the query, n being m - base^2
 // All is on vectors of pairs: q holds the level and aux of one query in all lanes, k those of several keys.
 #pragma once
 
@@ -29,7 +31,7 @@ struct Token {
 };
 /// what most scores are
 struct OnePart {
-  static constexpr bool kProduct = false, kHasFar = false;
+  static constexpr bool kProduct = false, kHasFar = false, kRelative = false;
   static constexpr int kParts = 1;
 };
 template <class T>
@@ -178,16 +180,24 @@ struct Penumbral : OnePart {
   }
 };
 
+/// Features of some size make heights, and so scores, of thousands. What a query adds to all of them alike would take the
+/// digits of what differs between its keys: of the height itself it is left out. (Not of its square or logarithm.)
 template <class T, Readout kReadout>
 struct Umbral : OnePart {
+  static constexpr bool kRelative = kReadout == Readout::height;
   T gamma, inverse_sinh, inverse_tanh;
   explicit Umbral(const T* p)
       : gamma(p[1]), inverse_sinh(T(1) / std::sinh(p[0])), inverse_tanh(T(1) / std::tanh(p[0])) {}
   T aux(T) const { return 0; }
+  /// of the height, for twice the level of the lca
+  T factor() const { return gamma * inverse_sinh * T(-0.5 * kLog2E); }
+  double left_out(T q_level, T base) const { return (double(q_level) + double(base)) * double(factor()); }
+  CONE_INLINE Vec<T> value_from(Vec<T> m, Vec<T> n, T base, Token<T> q, Token<T> k) const {
+    return (k.level + vmax<T>(vabs<T>(q.level - k.level) - base, root_from<T>(m, n, base))) * factor();
+  }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
-    Vec<T> twice = twice_lca_level<T>(q.level, k.level, vsqrt<T>(m));
-    if constexpr (kReadout == Readout::height) return twice * (gamma * inverse_sinh * T(-0.5 * kLog2E));
-    Vec<T> height = twice * (inverse_sinh * T(0.5));
+    if constexpr (kRelative) return (k.level + vmax<T>(vabs<T>(q.level - k.level), vsqrt<T>(m))) * factor();
+    Vec<T> height = twice_lca_level<T>(q.level, k.level, vsqrt<T>(m)) * (inverse_sinh * T(0.5));
     if constexpr (kReadout == Readout::height_sq) return height * height * (gamma * T(-kLog2E));
     return vlog<T>(height) * (gamma * T(-kLog2E));
   }
