@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
     using T = decltype(zero);
     const Problem<T> p =
         problem_of<T>(query, key, value, mask, seed, tensors, numbers, score, lift, is_causal, dropout_p);
-    Forward<T>{p, static_cast<char*>(out.data_ptr()), query.scalar_type(), static_cast<double*>(lse.data_ptr())}.run();
+    Forward<T>{{p, static_cast<char*>(out.data_ptr()), query.scalar_type(), static_cast<double*>(lse.data_ptr())}}.run();
   };
   query.scalar_type() == ScalarType::Double ? run(0.0) : run(0.0f);
   return {out, lse};

@@ -2,7 +2,7 @@
 //
 // With P the weights, S the scores and dO the gradient of the output:
 //   dV = P^T dO,   dP = dO V^T,   dS = P (dP - rowsum(P dP) + dlse)
-// and dS goes through the score to positions and levels (rows.h), from there through the lift to the features (lifts.h).
+// and dS goes through the score to positions and levels (slope_row.h), from there through the lift to the features (lifts.h).
 //
 // A chunk of keys is packed; strips of queries pass over it. What a strip adds to its own gradient is added at once; for
 // the keys, P and the slopes of a block of rows are kept, and two products over all those rows add to dV and dK.
