@@ -16,18 +16,18 @@ from coneheads.backends.triton import scores, tiles
 
 
 @triton.jit
-def weights_of(s, raised, lse, rest):
+def weights_of(s, lse, rest):
     """The weights of a tile. The log-sum-exp, in base 2, comes as it is rounded and what is left: scores can be large
     and near to it."""
-    return tl.exp2(tiles.relative(s, raised, lse) - rest[:, None])
+    return tl.exp2(s - lse[:, None] - rest[:, None])
 
 
 @triton.jit
 def weights_and_gradients(
-    s, raised, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr
+    s, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr
 ):
     """The weights of a tile after dropout, and the gradients of its scores."""
-    weights = weights_of(s, raised, lse, rest)
+    weights = weights_of(s, lse, rest)
     if DROPOUT:
         kept = tiles.kept(seed, row_numbers, columns, dropout_p)
         return weights * kept, weights * (grad_weights * kept + shift[:, None])
@@ -88,15 +88,15 @@ def backward_rows(
         difference, both, lean, four_sq = tiles.levels_of(
             m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
         )
-        s, raised = tiles.scores_of(
-            m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+        s = tiles.scores_of(
+            m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
             MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
         )  # fmt: skip
         _, product = weights_and_gradients(
-            s, raised, lse, rest, tl.zeros([BM], tl.float32), grad_weights, tl.load(SEED), head * length + rows,
+            s, lse, rest, tl.zeros([BM], tl.float32), grad_weights, tl.load(SEED), head * length + rows,
             columns, dropout_p, DROPOUT,
         )  # fmt: skip
-        total += tl.sum(weights_of(s, raised, lse, rest), 1)
+        total += tl.sum(weights_of(s, lse, rest), 1)
         products += tl.sum(product, 1)
     total = tl.where(total == 0, 1.0, total)
     tl.store(SHIFT + head * length + rows, shift - products / total, mask=rows < length)
@@ -156,12 +156,12 @@ def backward_queries(
         difference, both, lean, four_sq = tiles.levels_of(
             m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
         )
-        s, raised = tiles.scores_of(
-            m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+        s = tiles.scores_of(
+            m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
             MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
         )  # fmt: skip
         _, g = weights_and_gradients(
-            s, raised, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
+            s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
         )  # fmt: skip
         w, for_level, for_first, for_second = scores.slopes(
             SCORE, SUMS, True, g, m, difference, both, lean, four_sq,
@@ -237,13 +237,13 @@ def backward_keys(
             difference, both, lean, four_sq = tiles.levels_of(
                 m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, False, SUMS, WIDEN
             )
-            s, raised = tiles.scores_of(
-                m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+            s = tiles.scores_of(
+                m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
                 mask, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
             )  # fmt: skip
             grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
             weights, g = weights_and_gradients(
-                s, raised, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
+                s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
                 DROPOUT,
             )  # fmt: skip
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
@@ -318,14 +318,14 @@ def backward_mask(
                     difference, both, lean, four_sq = tiles.levels_of(
                         m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
                     )
-                    s, raised = tiles.scores_of(
-                        m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c,
+                    s = tiles.scores_of(
+                        m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c,
                         factor, mask, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
                     )  # fmt: skip
                     v = tiles.load_rows(V + kv_head * keys * values, column, keys, values, BN, DV)
                     grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
                     _, g = weights_and_gradients(
-                        s, raised, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns,
+                        s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns,
                         dropout_p, DROPOUT,
                     )  # fmt: skip
                     total += g

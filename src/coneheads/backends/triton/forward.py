@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from coneheads.backends.triton import tiles
+from coneheads.backends.triton import scores, tiles
 
 
 @triton.jit
@@ -18,8 +18,10 @@ def forward(
 ):  # fmt: skip
     """OUT [B, H, L, Ev]; TOP and TOTAL [B, H, L]: the largest score in base 2, and the sum of 2^(score - largest).
 
-    K_MARK [B, Hkv, S]: NaN for a bad key, else 0.
+    K_MARK [B, Hkv, S]: NaN for a bad key, else 0. Umbral cones in float32 have q_aux 0, and 1 from the first near key
+    on that a row attends to (see `umbral_relative` in scores.py); the sum of such a row is written with a minus.
     """
+    RELATIVE: tl.constexpr = SCORE == scores.UMBRAL and not SUMS
     blocks = tl.cdiv(length, BM)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     first_row = tl.program_id(0) % blocks * BM
@@ -56,15 +58,22 @@ def forward(
         difference, both, lean, four_sq = tiles.levels_of(
             m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
         )
-        s, raised = tiles.scores_of(
-            m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+        if RELATIVE:
+            if any_near:  # what was found of rows that become close here is made one of their scores
+                close = tiles.rows_with_near_keys(
+                    m, q_sq, q_aux, MASK, mask_row, mask_column, rows, columns, length, keys, MASKED, CAUSAL
+                )
+                top = tl.where(close > q_aux, top - tl.sqrt(q_sq) * factor, top)
+                q_aux = close
+        s = tiles.scores_of(
+            m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
             MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
             tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
         )  # fmt: skip
-        higher = tl.maximum(top, tl.max(s if raised is None else s + raised, 1))
+        higher = tl.maximum(top, tl.max(s, 1))
         # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(tiles.relative(s, raised, base))
+        weights = tl.exp2(s - base[:, None])
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
         top = higher
@@ -75,4 +84,6 @@ def forward(
     out = out / tl.where(total == 0, 1.0, total)[:, None]
     tiles.store_rows(OUT + head * length * values, out, first_row, length, values, BM, DV)
     tl.store(TOP + head * length + rows, top, mask=rows < length)
+    if RELATIVE:
+        total = tl.where(q_aux > 0, -total, total)
     tl.store(TOTAL + head * length + rows, total, mask=rows < length)

@@ -34,6 +34,7 @@ ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
 # so that the distance of a point to itself is 0.
 NOISE = 4e-6
 TINY = 1e-37  # not so small that a GPU may read 0
+Q_AUX = 7  # its place among the tensors of a call
 # Rows of so few keys cost little to sum once more, which makes their gradients exact: see `backward_rows`.
 FEW_KEYS = 64
 
@@ -93,7 +94,6 @@ class Call:
         self.q_norm: Tensor | None = None
         if isinstance(score, Umbral) and score.readout == "height" and not self.sums:
             self.q_norm = q[..., :coordinates].double().norm(dim=-1) / 2
-            q_sq = q_sq + TINY  # by its root the kernels divide
         self.mark = torch.zeros_like(k_sq)
         if inputs.bad is not None:  # makes NaN of every row that attends to it
             self.mark = self.mark.masked_fill(inputs.bad, torch.nan)
@@ -104,6 +104,8 @@ class Call:
             levels = [torch.ones_like(q_sq), torch.ones_like(k_sq)]
         if auxs[0].shape != q_sq.shape:
             auxs = [torch.ones_like(q_sq), torch.ones_like(k_sq)]
+        if self.q_norm is not None:
+            auxs[0] = torch.zeros_like(q_sq)  # no row is close so far: see `umbral_relative` in scores.py
         mask = inputs.mask
         self.masked = "none" if mask is None else "boolean" if mask.dtype == torch.bool else "float"
         if mask is None:
@@ -210,17 +212,32 @@ class Call:
         shape = (self.batch, self.heads, 1)
         return torch.cat([part.expand(shape) for part in (a, b, c, factor)], -1).float().contiguous()
 
-    def shared_scores(self) -> Tensor | float:
-        """What the kernels leave out of the scores of a query, float64 [B|1, H|1, L|1]: see scores.py."""
+    def shared_scores(self, close: Tensor) -> Tensor | float:
+        """What the kernels leave out of the scores of a query, float64 [B|1, H|1, L|1]: see scores.py.
+
+        close [B, H, L]: for umbral cones in float32.
+        """
         if isinstance(self.score, Umbral) and self.score.readout == "height":
             level = self.inputs.points.q_level
             assert level is not None
             radius, gamma = self._fields()
-            twice = 2 * level.double() if self.q_norm is None else level.double() + self.q_norm
+            more = level if self.q_norm is None else self.q_norm.masked_fill(close, 0)
+            twice = level.double() + more
             return -gamma / (2 * radius.sinh()) * twice
         if isinstance(self.score, HalfSpaceDistance | HyperboloidDistance):
             return -self._fields()[1]
         return 0.0
+
+    def without_shared_scores(self, lse: Tensor) -> Tensor:
+        """The log-sum-exp of what the kernels compute. Of two ways to leave out, a row is given that of the smaller."""
+        close = torch.zeros_like(lse, dtype=torch.bool)
+        rest = lse - self.shared_scores(close)
+        if self.q_norm is not None:
+            if_close = lse - self.shared_scores(~close)
+            close = if_close.abs() < rest.abs()
+            rest = if_close.where(close, rest)
+            self.tensors = (*self.tensors[:Q_AUX], close.float(), *self.tensors[Q_AUX + 1 :])
+        return rest
 
     def launch(self, name: str, kernel: Any, tensors: tuple[Tensor, ...], programs: str, **compiled: Any) -> None:
         """Starts a kernel on the device and the current stream of its tensors.
@@ -275,7 +292,8 @@ def forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
         return out, top.double()
     call = Call(inputs)
     call.launch("forward", forward_kernel, (call.mark, out, top, total), "rows")
-    return out, (top.double() + total.double().log2()) * LN_2 + call.shared_scores()
+    lse = (top.double() + total.abs().double().log2()) * LN_2
+    return out, lse + call.shared_scores(total < 0)
 
 
 def backward(
@@ -291,7 +309,7 @@ def backward(
     by_row = q.new_zeros(2, *q.shape[:3])
     if out.numel() and k.shape[2]:
         # In base 2, as float32 rounds it, and what is left.
-        exact = (lse - call.shared_scores()).masked_fill(lse == -torch.inf, 0) / LN_2
+        exact = call.without_shared_scores(lse).masked_fill(lse == -torch.inf, 0) / LN_2
         rounded = exact.float()
         exact_rows = call.dtype == torch.float32 or call.keys <= FEW_KEYS
         shift = grad_lse.float() if exact_rows else grad_lse.float() - (grad_out * out).sum(-1)

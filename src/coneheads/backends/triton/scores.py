@@ -10,7 +10,7 @@ product), the difference and the sum of their levels, aux of both points, and th
     penumbral      h           gamma    1/h^2      gamma log2 e / 2              4 height^2
       height_sq                                    gamma log2 e / 4
       distance                                     gamma / 2
-    umbral         1/sinh r    gamma    1/tanh r   gamma log2 e / (2 sinh r)
+    umbral         1/sinh r    gamma    1/tanh r   gamma log2 e / (2 sinh r)     1: the row is close
       height_sq                                    gamma log2 e / (4 sinh^2 r)
       distance                                     gamma
     finite cones   gamma                           gamma log2 e / 2
@@ -45,9 +45,6 @@ TINY = tl.constexpr(1e-37)  # squares that are divided by stay above it; a GPU m
 INTERPRETED = tl.constexpr(interpreted())
 PTX = tl.constexpr(not interpreted() and torch.version.hip is None)  # whether kernels may have instructions of NVIDIA's
 LOG2_E = tl.constexpr(1.4426950408889634)
-# A distance below this share of the query's |x| is near. Its square is below NEAR of tiles.py by more than rounding, so
-# that every tile with such a pair knows that it has one.
-CLOSE = tl.constexpr(0.44)
 
 
 @triton.jit
@@ -94,29 +91,20 @@ def value(
 
 
 @triton.jit
-def umbral_relative(m, lean, q_level, k_level, q_sq, factor, any_near):
-    """The scores of the umbral cone in float32, relative to those of a key at the origin, and what raises near ones.
+def umbral_relative(m, lean, q_level, k_level, q_sq, close, factor):
+    """The scores of the umbral cone in float32, relative to those of a key at the origin, except for close rows.
 
     Left out is -factor (L_q + |x_q|): where x_q is large, D is |x_q| and little more, and their difference keeps its
     digits as (D^2 - |x_q|^2) / (D + |x_q|), the numerator being ``lean``. What is left of twice the level of the lca,
     L_q + L_k + max(D, |L_q - L_k|), is L_k + D - |x_q| or, of an ancestor and its descendant, L_q - |x_q|, the same for
-    all descendants of a query, or 2 L_k - L_q - |x_q|. A small D would drown in |x_q|: a near pair does without,
-    and factor |x_q| is added to its score once the log-sum-exp, which is as large, has been taken off. Descendants of a
-    query are either all near or, where its level is so large that they need not be, all counted as far.
+    all descendants of a query, or 2 L_k - L_q - |x_q|. But a small D would drown in |x_q|: of a close row, one that
+    attends to a near key, only -factor L_q is left out, and these are the same formulas with 0 in place of |x_q|.
     """
-    q_norm = tl.sqrt(q_sq)
+    norm = tl.where(close > 0, 0.0, tl.sqrt(q_sq))
     d = tl.sqrt(tl.maximum(m, 0.0) if INTERPRETED else m)
-    of_ancestor = tl.maximum(q_level - q_norm, 2 * k_level - (q_level + q_norm))
-    twice = tl.maximum(k_level + lean * _inverse(d + q_norm), of_ancestor)
-    raised = tl.zeros_like(twice)
-    if any_near:
-        limit = q_norm * CLOSE
-        least = tl.where(q_level < limit, -1.0, tl.abs(q_level - k_level))
-        near = (d < limit) & (d > least)
-        whole = tl.maximum(k_level + d, tl.maximum(q_level, 2 * k_level - q_level))
-        twice = tl.where(near, whole, twice)
-        raised = tl.where(near, q_norm * factor, 0.0)
-    return twice * -factor, raised
+    lean = tl.where(close > 0, m, lean)
+    of_ancestor = tl.maximum(q_level - norm, 2 * k_level - (q_level + norm))
+    return tl.maximum(k_level + lean * _inverse(d + (norm + TINY)), of_ancestor) * -factor
 
 
 @triton.jit

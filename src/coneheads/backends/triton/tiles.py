@@ -316,25 +316,22 @@ def levels_of(
 
 @triton.jit
 def scores_of(
-    m, difference, both, lean, four_sq, any_near, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+    m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
     MASK, mask_row, mask_column, rows, columns, length, keys,
     SCORE: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, mark=None,
 ):  # fmt: skip
-    """The scores of a tile in base 2, -inf where masked out, and what raises them, which is mostly None.
+    """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float".
 
-    Umbral cones in float32 have it: see `umbral_relative` in scores.py, and ``relative``.
-    MASKED: "none", "boolean" or "float".
     mark: NaN for keys that make NaN of every row that attends to them. (NaN in their own numbers would get lost in a
     maximum.) Backward has none, since the log-sum-exp of such a row is NaN.
     """
     SLOPES: tl.constexpr = SUMS and mark is None
     if SCORE == scores.UMBRAL and not SUMS:
-        s, raised = scores.umbral_relative(m, lean, q_level[:, None], k_level[None, :], q_sq[:, None], factor, any_near)
+        s = scores.umbral_relative(m, lean, q_level[:, None], k_level[None, :], q_sq[:, None], q_aux[:, None], factor)
     else:
         s = scores.value(
             SCORE, SUMS, m, difference, both, lean, four_sq, q_aux[:, None], k_aux[None, :], a, c, factor, SLOPES
         )
-        raised: tl.constexpr = None
     if mark is not None:
         s = s + mark[None, :]
     seen = (columns < keys)[None, :]
@@ -349,16 +346,22 @@ def scores_of(
             added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
             s = s + added * scores.LOG2_E
             seen = seen & (added != float("-inf"))
-    return tl.where(seen, s, float("-inf")), raised
+    return tl.where(seen, s, float("-inf"))
 
 
 @triton.jit
-def relative(s, raised, base):
-    """Scores relative to a base of their row, which may be as large as what raises them: these two meet first."""
-    if raised is None:
-        return s - base[:, None]
-    else:
-        return s + (raised - base[:, None])
+def rows_with_near_keys(
+    m, q_sq, close, MASK, mask_row, mask_column, rows, columns, length, keys,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """1 for rows that attend to a near key in this tile, or are close already, else 0."""
+    # With the squared distance as their score, pairs that are not masked out are finite.
+    s = scores_of(
+        m, m, m, m, m, q_sq, close, close, close, columns, 1.0, 1.0, 1.0,
+        MASK, mask_row, mask_column, rows, columns, length, keys, scores.DOT, False, MASKED, CAUSAL,
+    )  # fmt: skip
+    near = (m < (q_sq * NEAR)[:, None]) & (s > float("-inf"))
+    return tl.maximum(close, tl.max(tl.where(near, 1.0, 0.0), 1))
 
 
 @triton.jit
