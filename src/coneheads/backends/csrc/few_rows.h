@@ -22,6 +22,22 @@ struct FewRows : Strips<T> {
     });
   }
 
+  /// All queries of a head, as points in rows of `wide_d` numbers.
+  Strip strip_of(int64_t b, int64_t h, const MadeScore& made, const Tokens<T>& tokens, T* position, int64_t wide_d,
+                 T* spare, T* output) const {
+    Strip strip{b, h, 0, p.length};
+    strip.tokens = tokens;
+    strip.tokens.make(p, p.q, b, h, made, 0, p.length, spare);
+    strip.position = position;
+    strip.position_row = wide_d;
+    strip.output = output;
+    strip.padded = p.length;
+    std::fill_n(position, kRows * wide_d, T(0));
+    for (int64_t i = 0; i < p.length; ++i) place(strip, i, nullptr, spare, position + i * wide_d);
+    begin(strip);
+    return strip;
+  }
+
   /// rows() for keys and values that can be read where they lie, without a look at whether they are numbers and
   /// within their limits. False if the result shows that they are not: then nothing was written.
   bool plain_rows(int64_t b, int64_t h) const {
@@ -36,16 +52,8 @@ struct FewRows : Strips<T> {
     T *scale = numbers + 3 * kRows, *level = scale + n, *aux = level + n, *last = aux + n, *spare = last + n;
     uint8_t bad[kRows] = {};
     const MadeScore made = p.made(b, h);
-    std::fill_n(position, kRows * wide_d, T(0));
-    Strip strip{b, h, 0, p.length};
-    strip.tokens = {numbers, numbers + kRows, numbers + 2 * kRows, bad};
-    strip.tokens.make(p, p.q, b, h, made, 0, p.length, spare);
-    strip.position = position;
-    strip.position_row = wide_d;
-    strip.output = output;
-    strip.padded = p.length;
-    for (int64_t i = 0; i < p.length; ++i) place(strip, i, nullptr, spare, position + i * wide_d);
-    begin(strip);
+    const Tokens<T> queries{numbers, numbers + kRows, numbers + 2 * kRows, bad};
+    Strip strip = strip_of(b, h, made, queries, position, wide_d, spare, output);
     for (int64_t start = 0; start < p.last_key(p.length - 1); start += n) {
       const int64_t count = std::min(n, p.keys - start), padded = round_up<int64_t>(count, kPanel<T>);
       const T* key = reinterpret_cast<const T*>(p.k.at(b, kv, start));
@@ -165,16 +173,8 @@ struct FewRows : Strips<T> {
     T* spare = values + n * wide();
     uint8_t bad[kRows] = {}, bad_keys[n];
     const MadeScore made = p.made(b, h);
-    std::fill_n(position, kRows * wide_d, T(0));
-    Strip strip{b, h, 0, p.length};
-    strip.tokens = {numbers, numbers + kRows, numbers + 2 * kRows, bad};
-    strip.tokens.make(p, p.q, b, h, made, 0, p.length, spare);
-    strip.position = position;
-    strip.position_row = wide_d;
-    strip.output = output;
-    strip.padded = p.length;
-    for (int64_t i = 0; i < p.length; ++i) place(strip, i, nullptr, spare, position + i * wide_d);
-    begin(strip);
+    const Tokens<T> queries{numbers, numbers + kRows, numbers + 2 * kRows, bad};
+    Strip strip = strip_of(b, h, made, queries, position, wide_d, spare, output);
     const Tokens<T> keys{key_numbers, key_numbers + n, key_numbers + 2 * n, bad_keys};
     T* x = spare + n + 2 * p.features + 2 * kLanes<T>;
     for (int64_t start = 0; start < p.last_key(p.length - 1); start += n) {
