@@ -192,11 +192,16 @@ struct Umbral : OnePart {
   /// of the height, for twice the level of the lca
   T factor() const { return gamma * inverse_sinh * T(-0.5 * kLog2E); }
   double left_out(T q_level, T base) const { return (double(q_level) + double(base)) * double(factor()); }
+  /// Twice the level of the lca less that of q and `base`, with D less `base`: L_k + D, or of an ancestor and its descendant
+  /// L_q, the same for all descendants of a query, or 2 L_k - L_q.
+  CONE_INLINE static Vec<T> rest(Vec<T> distance, T base, Token<T> q, Token<T> k) {
+    return vmax<T>(k.level + distance, vmax<T>(q.level - base, k.level * T(2) - (q.level + base)));
+  }
   CONE_INLINE Vec<T> value_from(Vec<T> m, Vec<T> n, T base, Token<T> q, Token<T> k) const {
-    return (k.level + vmax<T>(vabs<T>(q.level - k.level) - base, root_from<T>(m, n, base))) * factor();
+    return rest(root_from<T>(m, n, base), base, q, k) * factor();
   }
   CONE_INLINE Vec<T> value(Vec<T> m, Token<T> q, Token<T> k) const {
-    if constexpr (kRelative) return (k.level + vmax<T>(vabs<T>(q.level - k.level), vsqrt<T>(m))) * factor();
+    if constexpr (kRelative) return rest(vsqrt<T>(m), T(0), q, k) * factor();
     Vec<T> height = twice_lca_level<T>(q.level, k.level, vsqrt<T>(m)) * (inverse_sinh * T(0.5));
     if constexpr (kReadout == Readout::height_sq) return height * height * (gamma * T(-kLog2E));
     return vlog<T>(height) * (gamma * T(-kLog2E));
