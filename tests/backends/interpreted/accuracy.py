@@ -181,7 +181,7 @@ def test_umbral_scores_do_not_drown_in_what_all_keys_share(kind, size):
         assert error <= allowed, f"{part}: error {error:.2e}, allowed {allowed:.2e}"
 
 
-@pytest.mark.parametrize("size", [5, 16, 64])
+@pytest.mark.parametrize("size", [5, 16, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("gap", [0.1, 0.01])
 def test_clusters_of_tokens_cost_umbral_scores_no_accuracy(gap, size):
     """Between the tokens of one, distances are small beside what is left out of a query's scores."""
