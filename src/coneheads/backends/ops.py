@@ -19,6 +19,7 @@ from coneheads.scores.base import from_spec
 LIBRARY = torch.library.Library("coneheads", "FRAGMENT")
 
 POINTS = "Tensor q, Tensor? q_level, Tensor k, Tensor? k_level, Tensor[] parameters, str spec"
+FIXED = "&fixed"  # ends the spec of a score whose pair fields are numbers of usual size: see FusedInputs
 REST = "Tensor value, Tensor? bad, Tensor? mask, Tensor? seed, bool is_causal, float dropout_p"
 
 
@@ -33,6 +34,7 @@ class FusedInputs(NamedTuple):
     seed: Tensor | None  # int64 []
     is_causal: bool
     dropout_p: float
+    fixed: bool = False  # those fields were positive numbers of usual size, not tensors, and nobody learns them
 
 
 class Wanted(NamedTuple):
@@ -69,7 +71,7 @@ def pair_parameters(score: Score, like: Tensor) -> list[Tensor]:
 
 def rebuild(spec: str, parameters: list[Tensor]) -> Score:
     """The score that an operator was given as text and tensors."""
-    score = from_spec(spec)
+    score = from_spec(spec.removesuffix(FIXED))
     return score.with_parameters(dict(zip(score.pair_fields, parameters, strict=True)))
 
 
@@ -108,7 +110,8 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
 
     def run(q, q_level, k, k_level, parameters, spec, *rest):  # type: ignore[no-untyped-def]
         with torch.no_grad(), without_autocast(q.device.type):
-            return forward(FusedInputs(rebuild(spec, parameters), Points(q, q_level, k, k_level), *rest))
+            inputs = FusedInputs(rebuild(spec, parameters), Points(q, q_level, k, k_level), *rest)
+            return forward(inputs._replace(fixed=spec.endswith(FIXED)))
 
     def trace(q, q_level, k, k_level, parameters, spec, value, *rest):  # type: ignore[no-untyped-def]
         return q.new_empty(*q.shape[:3], value.shape[-1]), q.new_empty(q.shape[:3], dtype=higher_precision(q))
@@ -116,7 +119,7 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
     def run_backward(q, q_level, k, k_level, parameters, spec, *rest):  # type: ignore[no-untyped-def]
         *call, out, lse, grad_out, grad_lse, wanted, mask_wanted = rest
         score = rebuild(spec, parameters)
-        inputs = FusedInputs(score, Points(q, q_level, k, k_level), *call)
+        inputs = FusedInputs(score, Points(q, q_level, k, k_level), *call)._replace(fixed=spec.endswith(FIXED))
         names = Wanted(wanted_names(score, wanted), mask_wanted)
         with torch.no_grad(), without_autocast(q.device.type):  # backward may run where autocast is on
             grads = backward(inputs, out, lse, grad_out, grad_lse, names)
@@ -158,6 +161,6 @@ def define_attention(name: str, forward: Forward, backward: Backward) -> Callabl
     return operator
 
 
-def call_arguments(score: Score, points: Points) -> tuple[Any, ...]:
+def call_arguments(score: Score, points: Points, *, fixed: bool = False) -> tuple[Any, ...]:
     """The arguments of POINTS."""
-    return (*points, pair_parameters(score, points.q), score.spec())
+    return (*points, pair_parameters(score, points.q), score.spec() + (FIXED if fixed else ""))

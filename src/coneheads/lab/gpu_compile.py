@@ -18,6 +18,7 @@ from coneheads import scores as score_classes
 from coneheads.backends import ops
 from coneheads.backends.inputs import Inputs, prepare
 from coneheads.backends.ops import FusedInputs, Wanted
+from coneheads.backends.triton import numbers_are_fixed
 from coneheads.lab.gpu_instructions import loop_over_tiles, read_tools, spills
 from coneheads.lab.progress import Progress
 from coneheads.scores import Score
@@ -120,7 +121,10 @@ def call_of(case: Case) -> FusedInputs:
     points, value, bad, _ = prepare(Inputs(tokens, tokens, tokens, *rest, score))
     *_, parameters, spec = ops.call_arguments(score, points)
     mask, causal, dropout_p, seed = rest
-    return FusedInputs(ops.rebuild(spec, parameters), points, value.to(dtype), bad, mask, seed, causal, dropout_p)
+    fixed = numbers_are_fixed(score) and not case.full  # there they are learned
+    return FusedInputs(
+        ops.rebuild(spec, parameters), points, value.to(dtype), bad, mask, seed, causal, dropout_p, fixed
+    )
 
 
 def launch_of(case: Case) -> tuple[Any, Recorder]:

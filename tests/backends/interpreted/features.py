@@ -127,6 +127,86 @@ def test_results_do_not_depend_on_the_blocks(monkeypatch):
         check_near(other, results[0], 1e-5)
 
 
+# --- Scaled lengths --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scaled(monkeypatch):
+    """For every call of a kernel from here on, whether it has scaled lengths."""
+    from coneheads.backends.triton import launch
+
+    found, start = [], launch.Call.launch
+
+    def spy(call, *arguments, **named):
+        found.append(call.scaled)
+        start(call, *arguments, **named)
+
+    monkeypatch.setattr(launch.Call, "launch", spy)
+    return found
+
+
+CONES = [
+    coneheads.Penumbral(),
+    coneheads.Penumbral(gamma=20.0, light_height=0.03),
+    coneheads.Umbral(),
+    coneheads.Umbral(gamma=0.02, radius=3.0),
+]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("score", CONES, ids=str)
+def test_fixed_and_learned_numbers_give_the_same(score, dtype, scaled):
+    shapes = (1, 2, 15, 12), (1, 1, 18, 12), (1, 1, 18, 3)
+    tensors, weight, weight_lse = leaves(*shapes, dtype=dtype), torch.randn(1, 2, 15, 3), torch.randn(1, 2, 15)
+    learned = {name: torch.tensor(getattr(score, name)) for name in score.pair_fields}
+    results = []
+    for backend, given in (("triton", score), ("triton", score.with_parameters(learned)), ("reference", score)):
+        copies = [t.detach().to(torch.float64 if backend == "reference" else dtype).requires_grad_() for t in tensors]
+        out, lse = attend(*copies, backend=backend, score=given, enable_gqa=True, return_lse=True)
+        loss = (out * weight.to(out.dtype)).sum() + (lse * weight_lse.to(lse.dtype)).sum().to(out.dtype)
+        results.append([out.detach(), lse.detach(), *torch.autograd.grad(loss, copies)])
+    # forward and three kernels of backward each
+    assert scaled == [True] * 4 + [False] * 4
+    ours, unscaled, truth = results
+    names = ["out", "lse", "query", "key", "value"]
+    for name, one, two, want in zip(names, ours, unscaled, truth, strict=True):
+        errors = [(t.double() - want).norm() / want.norm() for t in (one, two)]
+        # A kink of a score, where a rounding decides about a slope, may be met by either.
+        assert errors[0] <= 2 * errors[1] + 4 * torch.finfo(dtype).eps, f"{name}: {errors}"
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1e-30, 1e6])
+@pytest.mark.parametrize("cone", [coneheads.Penumbral, coneheads.Umbral])
+def test_numbers_of_unusual_size_are_no_scale(cone, gamma, scaled):
+    tensors = [torch.randn(1, 2, n, 12).bfloat16() for n in (5, 18, 18)]
+    out = attend(*tensors, score=cone(gamma=gamma))
+    assert scaled == [False]
+    if gamma < 1:
+        check_near([out], [tensors[2].float().mean(-2, keepdim=True).expand_as(out)], 0.01)
+    else:
+        assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("score", CONES[::2], ids=str)
+def test_nan_in_a_key_reaches_what_attends_to_it_in_half_precision(score, dtype, scaled):
+    query, key, value = (t.requires_grad_() for t in torch.randn(3, 1, 2, 9, 12).to(dtype))
+    bad = key.detach().clone()
+    bad[0, 1, 4, 3] = torch.nan
+    mask = torch.ones(9, 9, dtype=torch.bool)
+    mask[7:, 4] = False
+    out = attend(query, bad.requires_grad_(), value, attn_mask=mask, score=score)
+    assert all(scaled)
+    rows = torch.zeros(1, 2, 9, dtype=torch.bool)
+    rows[0, 1, :7] = True
+    assert torch.equal(out.isnan().all(-1), rows)
+    assert torch.equal(out.isnan().any(-1), rows)
+    whole = attend(query, key, value, attn_mask=mask, score=score)
+    torch.testing.assert_close(out[~rows], whole[~rows], rtol=0, atol=0)
+    grads = torch.autograd.grad(out[~rows].float().sum(), (query, bad, value))
+    assert all(grad.isfinite().all() for grad in (*grads[0][~rows][None], grads[1][:, :1], grads[2][:, :1]))
+
+
 # --- Dropout ---------------------------------------------------------------------------------------------------------
 
 DROPPED = 0.4

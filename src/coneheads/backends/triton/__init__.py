@@ -96,12 +96,19 @@ def why_not(inputs: Inputs) -> str | None:
     return unavailable()
 
 
+def numbers_are_fixed(score: Score) -> bool:
+    """Whether what pairs depend on are positive numbers, and of a size that lengths may be scaled by: see scores.py."""
+    numbers = (getattr(score, name) for name in score.pair_fields)
+    return all(not isinstance(number, Tensor) and 0.01 <= number <= 100 for number in numbers)
+
+
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Output [B, H, L, Ev] and log-sum-exp of the masked scores [B, H, L], in float32."""
     points, value, bad, bad_query = prepare(inputs)
     # The dtype of the value is that of the products, on tensor cores where it is a half one.
     arguments = (value.to(inputs.query.dtype), bad, inputs.mask, inputs.seed, inputs.is_causal, inputs.dropout_p)
-    out, lse = _operator(*ops.call_arguments(inputs.score, points), *arguments)
+    fixed = numbers_are_fixed(inputs.score)
+    out, lse = _operator(*ops.call_arguments(inputs.score, points, fixed=fixed), *arguments)
     lse = lse.to(out.dtype)
     attends = bad_query & (lse != -torch.inf)
     return out.masked_fill(attends[..., None], torch.nan), lse.masked_fill(attends, torch.nan)

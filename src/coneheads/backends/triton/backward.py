@@ -36,12 +36,12 @@ def weights_and_gradients(
 
 @triton.jit
 def backward_rows(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
-    LENGTH_CLASS: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Before the others, in float32: takes the sum of P dP off SHIFT, and makes the weights add up to 1 by REST.
@@ -58,13 +58,13 @@ def backward_rows(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, b, c, factor = tiles.constants(CONSTANTS, head)
+    a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
 
     q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    q_sides = tiles.load_sides(Q_PARTS, head, first_row, length, True, SUMS, BM)
+    q_sides = tiles.sides_of_queries(Q_SIDES, head, first_row, length, SUMS, BM)
     grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
@@ -105,12 +105,12 @@ def backward_rows(
 
 @triton.jit
 def backward_queries(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT, GRAD_Q, GRAD_Q_LEVEL, GRAD_PARAMETERS,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr,
+    PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L]; with PARAMETERS also GRAD_PARAMETERS [2, B, H, L], a sum a row."""
@@ -123,13 +123,13 @@ def backward_queries(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, b, c, factor = tiles.constants(CONSTANTS, head)
+    a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
 
     q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    q_sides = tiles.load_sides(Q_PARTS, head, first_row, length, True, SUMS, BM)
+    q_sides = tiles.sides_of_queries(Q_SIDES, head, first_row, length, SUMS, BM)
     grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
     lse = tiles.load_numbers(LSE + head * length, rows, length)
     rest = tiles.load_numbers(REST + head * length, rows, length)
@@ -164,7 +164,7 @@ def backward_queries(
             s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
         )  # fmt: skip
         w, for_level, for_first, for_second = scores.slopes(
-            SCORE, SUMS, True, g, m, difference, both, lean, four_sq,
+            SCORE, SUMS, SCALED, True, g, m, difference, both, lean, four_sq,
             q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
         )  # fmt: skip
         if PARAMETERS:
@@ -175,9 +175,10 @@ def backward_queries(
             grad, pull, w, m, any_near, q_sq, k, Q, K, first_row, start, length, keys, positions, coordinates, True,
             MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
         )  # fmt: skip
-    grad = tiles.gradient_of(q, pull, grad, coordinates, SCORE, True, MEASURE, ONES, DP)
+    unit = scores.unit(SCORE, SCALED, a, b)
+    grad = tiles.gradient_of(q, pull, grad, coordinates, unit, True, MEASURE, ONES, DP)
     tiles.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
-    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level * scores.unit(SCORE), mask=rows < length)
+    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level * unit, mask=rows < length)
     if PARAMETERS:
         all_rows = tl.num_programs(0).to(tl.int64) // blocks * length
         tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
@@ -186,11 +187,11 @@ def backward_queries(
 
 @triton.jit
 def backward_keys(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT, GRAD_K, GRAD_K_LEVEL, GRAD_V,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
     WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -207,7 +208,7 @@ def backward_keys(
     k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
     k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
     k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-    k_sides = tiles.load_sides(K_PARTS, kv_head, first_column, keys, False, SUMS, BN)
+    k_sides = tiles.sides_of_keys(K_PARTS, kv_head, first_column, keys, SUMS, BN)
 
     grad = tl.zeros([BN, DP], tl.float32)  # the sum of w q
     pull = tl.zeros([BN], tl.float32)  # the sum of w
@@ -217,7 +218,7 @@ def backward_keys(
         head = kv_head * group + member
         queries = Q + head * length * positions
         mask = MASK + head // heads * mask_batch + head % heads * mask_head
-        a, b, c, factor = tiles.constants(CONSTANTS, head)
+        a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
         for start in range(first_column // BM * BM if CAUSAL else 0, length, BM):
             rows = start + tl.arange(0, BM)
             q = tiles.load_rows(queries, start, length, positions, BM, DP)
@@ -248,7 +249,7 @@ def backward_keys(
             )  # fmt: skip
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
             w, for_level, _, _ = scores.slopes(
-                SCORE, SUMS, False, g, m, difference, both, lean, four_sq,
+                SCORE, SUMS, SCALED, False, g, m, difference, both, lean, four_sq,
                 q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
             )  # fmt: skip
             grad_level += for_level
@@ -256,22 +257,23 @@ def backward_keys(
                 grad, pull, w, m, any_near, q_sq, q, queries, K, start, first_column, length, keys, positions,
                 coordinates, False, MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
             )  # fmt: skip
-    grad = tiles.gradient_of(k, pull, grad, coordinates, SCORE, False, MEASURE, ONES, DP)
+    a, b, _, _ = tiles.constants(CONSTANTS, kv_head * group, SCALED)
+    unit = scores.unit(SCORE, SCALED, a, b)
+    grad = tiles.gradient_of(k, pull, grad, coordinates, unit, False, MEASURE, ONES, DP)
     tiles.store_rows(GRAD_K + kv_head * keys * positions, grad, first_column, keys, positions, BN, DP)
     tiles.store_rows(GRAD_V + kv_head * keys * values, grad_v, first_column, keys, values, BN, DV)
-    grad_level = tl.sum(grad_level, 0) * scores.unit(SCORE)
-    tl.store(GRAD_K_LEVEL + kv_head * keys + columns, grad_level, mask=columns < keys)
+    tl.store(GRAD_K_LEVEL + kv_head * keys + columns, tl.sum(grad_level, 0) * unit, mask=columns < keys)
 
 
 @triton.jit
 def backward_mask(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT, GRAD_MASK,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     batches, mask_batches, mask_heads, mask_rows, mask_columns,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
-    LENGTH_CLASS: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -291,14 +293,14 @@ def backward_mask(
             queries = Q + head * length * positions
             keys_of_head = K + kv_head * keys * positions
             mask = MASK + head // heads * mask_batch + head % heads * mask_head
-            a, b, c, factor = tiles.constants(CONSTANTS, head)
+            a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
             for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
                 rows = row + tl.arange(0, BM)
                 q = tiles.load_rows(queries, row, length, positions, BM, DP, coordinates)
                 q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
                 q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
                 q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-                q_sides = tiles.load_sides(Q_PARTS, head, row, length, True, SUMS, BM)
+                q_sides = tiles.sides_of_queries(Q_SIDES, head, row, length, SUMS, BM)
                 grad_out = tiles.load_rows(GRAD_OUT + head * length * values, row, length, values, BM, DV)
                 # Rows beyond the last query have weights of 0.
                 lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))

@@ -8,18 +8,19 @@ from coneheads.backends.triton import scores, tiles
 
 @triton.jit
 def forward(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
     K_MARK, OUT, TOP, TOTAL,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
-    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, ONES: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
-    LENGTH_CLASS: tl.constexpr,
+    SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """OUT [B, H, L, Ev]; TOP and TOTAL [B, H, L]: the largest score in base 2, and the sum of 2^(score - largest).
 
-    K_MARK [B, Hkv, S]: NaN for a bad key, else 0. Umbral cones in float32 have q_aux 0, and 1 from the first near key
-    on that a row attends to (see `umbral_relative` in scores.py); the sum of such a row is written with a minus.
+    K_MARK [B, Hkv, S]: NaN for a bad key, else 0; with SCALED the level of a bad key is NaN instead. Umbral cones in
+    float32 have q_aux 0, and 1 from the first near key on that a row attends to (see `umbral_relative` in scores.py);
+    the sum of such a row is written with a minus.
     """
     RELATIVE: tl.constexpr = SCORE == scores.UMBRAL and not SUMS
     blocks = tl.cdiv(length, BM)
@@ -31,13 +32,13 @@ def forward(
     K += kv_head * keys * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, b, c, factor = tiles.constants(CONSTANTS, head)
+    a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
 
     q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
     q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
     q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    q_sides = tiles.load_sides(Q_PARTS, head, first_row, length, True, SUMS, BM)
+    q_sides = tiles.sides_of_queries(Q_SIDES, head, first_row, length, SUMS, BM)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
@@ -68,7 +69,7 @@ def forward(
         s = tiles.scores_of(
             m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
             MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
-            tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
+            SLOPES=False, mark=None if SCALED else tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
         )  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
         # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.

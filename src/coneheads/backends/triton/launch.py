@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.triton import backward as backward_kernels
-from coneheads.backends.triton import interpreted, number_of, tiles
+from coneheads.backends.triton import interpreted, number_of, scores, tiles
 from coneheads.backends.triton.blocks import declared_blocks
 from coneheads.backends.triton.forward import forward as forward_kernel
 from coneheads.scores import (
@@ -62,14 +62,29 @@ def _parts(*numbers: Tensor) -> Tensor:
     return pad(torch.stack(parts, -1), (0, slots - len(parts), 0, -numbers[0].shape[-1] % whole)).bfloat16()
 
 
+def _sides(parts: Tensor) -> Tensor:
+    """The sides of queries for sums with parts of keys, [..., L, 4 * 16]: see `sides_of_queries` in tiles.py."""
+
+    def side(kind: int, own: float, other: float) -> Tensor:
+        result = torch.zeros_like(parts)
+        result[..., :3] = parts[..., 3 * kind : 3 * kind + 3] * own
+        result[..., 3 * kind : 3 * kind + 3] = other
+        return result
+
+    return torch.cat([side(1, 1, 1), side(2, 1, -1), side(2, 1, 1), side(3, -1, 1)], -1)
+
+
 def _contiguous(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return tensor.to(dtype).contiguous()
 
 
 class Call:
-    """One call as the kernels take it: tensors in their order, then numbers, then what is compiled in."""
+    """One call as the kernels take it: tensors in their order, then numbers, then what is compiled in.
 
-    def __init__(self, inputs: FusedInputs) -> None:
+    marked: whether bad keys make NaN of what attends to them, as in forward.
+    """
+
+    def __init__(self, inputs: FusedInputs, *, marked: bool) -> None:
         score, (q, q_level, k, k_level) = inputs.score, inputs.points
         self.inputs, self.score = inputs, score
         self.dtype = inputs.value.dtype
@@ -87,10 +102,13 @@ class Call:
         precision = "tf32" if self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
         # float16 has no room for every position and gradient: they are multiplied as tf32, which has as many digits.
         self.round = {torch.float16: "tf32", torch.bfloat16: "bf16"}.get(self.dtype, precision)
+        self.sums = self._measure() == "bounded"
+        self.scaled = self.sums and inputs.fixed and number in (scores.PENUMBRAL.value, scores.UMBRAL.value)
+        if self.scaled and q_level is not None and k_level is not None:
+            q, q_level, k, k_level = (self._scaled(t) for t in (q, q_level, k, k_level))
         q, k = self._stored(q, k, group)
         q_sq, k_sq = (t[..., :coordinates].float().square().sum(-1) for t in (q, k))
         q_sq = q_sq / 4  # in memory are -2 q
-        self.sums = self._measure() == "bounded"
         self.q_norm: Tensor | None = None
         if isinstance(score, Umbral) and score.readout == "height" and not self.sums:
             self.q_norm = q[..., :coordinates].double().norm(dim=-1) / 2
@@ -119,17 +137,17 @@ class Call:
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
         parts = [none, none]
         if self.sums:
-            parts = [
-                _parts(q_sq - q_sq * NOISE, levels[0], auxs[0] / 4),
-                _parts(k_sq, levels[1], auxs[1] / 4),
-            ]
-        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, *parts, self._constants(), mask, seed)
+            k_level = levels[1] + self.mark if self.scaled and marked else levels[1]
+            parts = [_parts(q_sq - q_sq * NOISE, levels[0], auxs[0] / 4), _parts(k_sq, k_level, auxs[1] / 4)]
+        sides = _sides(parts[0]) if self.sums else none
+        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, *parts, sides, self._constants(), mask, seed)
         sizes = (self.heads, group, self.length, self.keys, self.positions, coordinates, self.values)
         self.numbers = (*self.strides, *sizes, float(inputs.dropout_p))
         self.compiled: dict[str, Any] = {
             "SCORE": number,
             "MEASURE": self._measure(),
             "SUMS": self.sums,
+            "SCALED": self.scaled,
             "ONES": self.ones,
             "MASKED": self.masked,
             "CAUSAL": inputs.is_causal,
@@ -161,6 +179,11 @@ class Call:
         q, k = (_contiguous(self._aligned(t), dtype) for t in (-2 * q, k))
         return (_as_tf32(q), _as_tf32(k)) if self.round == "tf32" and not self.direct else (q, k)
 
+    def _scaled(self, lengths: Tensor) -> Tensor:
+        """In units in which the factor of scores.py is 1."""
+        factor = self._factor().float()
+        return lengths * (factor[..., None] if lengths.dim() == 4 else factor)
+
     def _aligned(self, positions: Tensor) -> Tensor:
         """To whole vectors, which are loaded faster. What is added meets a 0 in products of a query and a key.
 
@@ -183,7 +206,7 @@ class Call:
     def _aux(self, level: Tensor) -> Tensor:
         """One more number a token, made of its level once: see scores.py."""
         if isinstance(self.score, Penumbral):  # four times the squared height, and never 0
-            return (4 * level * (2 * self._fields()[0] - level) + TINY).float()
+            return (4 * level * (2 * self._light_height() - level) + TINY).float()
         if isinstance(self.score, HalfSpaceDistance):
             return level.rsqrt()
         return level.sinh() if isinstance(self.score, HyperboloidDistance) else level.new_ones(())
@@ -196,21 +219,33 @@ class Call:
         """float32 [B, H, 4]: a, b, c and factor of scores.py."""
         score, (a, *others) = self.score, self._fields()
         one = torch.ones_like(a)
-        b, c, factor = others[0] if others else one, one, a * LOG2_E
+        b, c = others[0] if others else one, one
         if isinstance(score, Penumbral):
-            c = 1 / a.square()
-            factor = b * {"height": LOG2_E / 2, "height_sq": LOG2_E / 4, "distance": 0.5}[score.readout]
+            a, c = self._light_height(), 1 / a.square()
         elif isinstance(score, Umbral):
             a, c = 1 / a.sinh(), 1 / a.tanh()
-            factor = {"height": a * LOG2_E / 2, "height_sq": a.square() * LOG2_E / 4, "distance": one}[
-                score.readout
-            ] * b
-        elif isinstance(score, FinitePenumbral | FiniteUmbral):
-            factor = factor / 2
-        elif isinstance(score, HalfSpaceDistance | HyperboloidDistance):
-            factor = factor * 2
         shape = (self.batch, self.heads, 1)
-        return torch.cat([part.expand(shape) for part in (a, b, c, factor)], -1).float().contiguous()
+        return torch.cat([part.expand(shape) for part in (a, b, c, self._factor())], -1).float().contiguous()
+
+    def _factor(self) -> Tensor:
+        """That of scores.py, of lengths as they came."""
+        score, (a, *others) = self.score, self._fields()
+        if isinstance(score, Penumbral):
+            return others[0] * {"height": LOG2_E / 2, "height_sq": LOG2_E / 4, "distance": 0.5}[score.readout]
+        if isinstance(score, Umbral):
+            a, gamma = 1 / a.sinh(), others[0]
+            ratios = {"height": a * LOG2_E / 2, "height_sq": a.square() * LOG2_E / 4, "distance": torch.ones_like(a)}
+            return gamma * ratios[score.readout]
+        if isinstance(score, FinitePenumbral | FiniteUmbral):
+            return a * LOG2_E / 2
+        if isinstance(score, HalfSpaceDistance | HyperboloidDistance):
+            return a * LOG2_E * 2
+        return a * LOG2_E
+
+    def _light_height(self) -> Tensor:
+        """Of a penumbral score, in the units of the lengths."""
+        height = self._fields()[0]
+        return height * self._factor() if self.scaled else height
 
     def shared_scores(self, close: Tensor) -> Tensor | float:
         """What the kernels leave out of the scores of a query, float64 [B|1, H|1, L|1]: see scores.py.
@@ -290,7 +325,7 @@ def forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
     top, total = q.new_full(q.shape[:3], -torch.inf), q.new_zeros(q.shape[:3])
     if not out.numel() or not inputs.points.k.shape[2]:
         return out, top.double()
-    call = Call(inputs)
+    call = Call(inputs, marked=True)
     call.launch("forward", forward_kernel, (call.mark, out, top, total), "rows")
     lse = (top.double() + total.abs().double().log2()) * LN_2
     return out, lse + call.shared_scores(total < 0)
@@ -301,7 +336,7 @@ def backward(
 ) -> FusedGradients:
     """See backward.py."""
     (q, q_level, k, k_level), value, mask = inputs.points, inputs.value, inputs.mask
-    call = Call(inputs)
+    call = Call(inputs, marked=False)
     grads = [t.new_zeros(*t.shape[:3], call.positions) for t in (q, k)]
     levels = [q.new_zeros(t.shape[:3]) for t in (q, k)]
     grad_value = torch.zeros_like(value, dtype=torch.float32)

@@ -17,6 +17,10 @@ product), the difference and the sum of their levels, aux of both points, and th
     half_space     beta        offset              2 beta log2 e                 1/sqrt(height)
     hyperboloid    beta        offset              2 beta log2 e                 sinh(radius)
 
+Lengths (positions, levels, and h) are SCALED in half precision if all numbers of a penumbral or umbral cone are fixed
+and it reads heights: in units in which factor is 1, so that no pair is multiplied by it. Nobody asks for gradients of
+its numbers then.
+
 ``value`` is in base 2, for ``exp2``, and leaves out what all keys add to a query alike: the offsets, and for the umbral
 cone -gamma level / sinh r, or more in float32 (``umbral_relative``). The log-sum-exp gets it afterwards. A factor is
 made in float64, since what it is off by counts as often as it is multiplied by a large score. What is not in the GPU's
@@ -109,8 +113,8 @@ def umbral_relative(m, lean, q_level, k_level, q_sq, close, factor):
 
 @triton.jit
 def slopes(
-    SCORE: tl.constexpr, SUMS: tl.constexpr, OF_QUERY: tl.constexpr, g, m, difference, both, lean, four_sq,
-    q_level, k_level, q_aux, k_aux, a, b, c, factor,
+    SCORE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, OF_QUERY: tl.constexpr,
+    g, m, difference, both, lean, four_sq, q_level, k_level, q_aux, k_aux, a, b, c, factor,
 ):  # fmt: skip
     """g times the derivatives of the score for m, one level, and its two parameters, in the order of `pair_fields`.
 
@@ -130,7 +134,7 @@ def slopes(
     elif SCORE < FINITE_CONE:
         height = (both + _reach(m, difference, True)) * (a * 0.5)
         if SCORE == UMBRAL:
-            g_level = g * (a * b * -0.5)
+            g_level = -g if SCALED else g * (a * b * -0.5)
             for_gamma = -(g * height)
         elif SCORE == UMBRAL + 1:
             g_level = g * height * -(a * b)
@@ -168,9 +172,12 @@ def slopes(
 
 
 @triton.jit
-def unit(SCORE: tl.constexpr):
-    """Of slopes: those of the penumbral height are made of what the score in base 2 is made of."""
-    if SCORE == PENUMBRAL:
+def unit(SCORE: tl.constexpr, SCALED: tl.constexpr, a, b):
+    """Of slopes: those of the penumbral height are made of what the score in base 2 is made of, and those of scaled
+    lengths leave out what is the same for all pairs."""
+    if SCALED:
+        return b if SCORE == PENUMBRAL else a * b * 0.5
+    elif SCORE == PENUMBRAL:
         return 2 / LOG2_E
     else:
         return 1.0
@@ -298,7 +305,8 @@ def _penumbral_slopes(
     g_rise = g_sq * rise
     inward = g_rise * _if_larger(twice, rest, 1 - rise * 0.5, _inverse_reach(SCORE, m, difference))
     for_both = _if_larger(twice, rest, g_rise * (h - level), g_rise)
-    for_h = g_sq * unit(SCORE) * _if_larger(twice, rest, tilt * level + (2 - tilt) * other_level, twice)
+    growth = _if_larger(twice, rest, tilt * level + (2 - tilt) * other_level, twice)
+    for_h = g_sq * unit(SCORE, False, h, gamma) * growth
     for_m, for_level = _through_reach(OF_QUERY, inward, for_both, m, difference)
     return for_m, for_level, for_h + more, for_gamma
 

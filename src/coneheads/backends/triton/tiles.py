@@ -12,7 +12,8 @@ from coneheads.backends.triton import scores
 
 # A squared distance |a|^2 + |b|^2 - 2ab below this share of |a|^2 has lost digits: float32 computes it directly.
 NEAR = tl.constexpr(0.2)
-SLOTS = tl.constexpr(16)  # for the parts of a token: see ``load_side``
+SLOTS = tl.constexpr(16)  # for the parts of a token: see ``load_others``
+SIDES = tl.constexpr(4)  # of a token: see ``sides_of_queries``
 WHOLE = tl.constexpr(128)  # a multiple of the rows and columns of every tile
 
 
@@ -65,48 +66,62 @@ def product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr, start=None):
 
 
 @triton.jit
-def places_of_parts(PARTS, head, start, count, ROWS: tl.constexpr):
-    """Where the parts of tokens from `start` on are, [ROWS, SLOTS]. There are whole blocks, with 0 beyond `count`."""
+def places_of_parts(PARTS, head, start, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Where the first SLOTS of WIDTH numbers a token are, from `start` on. There are whole blocks, 0 beyond `count`."""
     rows, slots = tl.arange(0, ROWS), tl.arange(0, SLOTS)
-    first = (head * tl.cdiv(count, WHOLE) * WHOLE + start) * SLOTS
-    return PARTS + first + (rows[:, None] * SLOTS + slots[None, :])
+    first = (head * tl.cdiv(count, WHOLE) * WHOLE + start) * WIDTH
+    return PARTS + first + (rows[:, None] * WIDTH + slots[None, :])
 
 
 @triton.jit
-def load_side(places, KIND: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr):
-    """One side of a sum OWN a + OTHER b over all pairs of a token of a program with another token.
+def load_others(PARTS, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
+    """The parts of tokens, for sums over all pairs of one of them with one of a program's own; nothing without SUMS.
 
     On the tensor cores such sums are products, for a quarter of the instructions that additions take. For each token
     there are three 1s and then numbers, as three bfloat16 each, which add up to float32: squared norm, level, squared
-    height (KIND 1, 2, 3). In the product with the parts of another token a meets its 1s, and OTHER meets b.
+    height (kinds 1, 2, 3). A sum OWN a + OTHER b has a side for each own token, in which the parts of a, times OWN,
+    meet the 1s of the other, and three times OTHER meets the parts of b.
     """
+    if SUMS:
+        parts = tl.load(places_of_parts(PARTS, head, start, count, ROWS, SLOTS))
+        return parts, parts, parts, parts
+    else:
+        return None, None, None, None
+
+
+@triton.jit
+def sides_of_queries(SIDES_OF_QUERIES, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
+    """The sides of queries: for sums of squares, q - k, q + k, and z^2 - y^2, y being the query's height.
+
+    They come from memory as they are. (What is computed in registers would be multiplied from there, and on sm_90 all
+    products of the kernel would wait for each other then.)
+    """
+    if SUMS:
+        places = places_of_parts(SIDES_OF_QUERIES, head, start, count, ROWS, SIDES * SLOTS)
+        return tl.load(places), tl.load(places + SLOTS), tl.load(places + 2 * SLOTS), tl.load(places + 3 * SLOTS)
+    else:
+        return None, None, None, None
+
+
+@triton.jit
+def side_of_keys(places, KIND: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr):
+    """One side of keys, made of their parts."""
     slots = tl.arange(0, SLOTS)[None, :]
     own = tl.load(places + 3 * KIND, mask=slots < 3, other=0.0).to(tl.float32) * OWN
     return tl.where(slots // 3 == KIND, OTHER, own).to(tl.bfloat16)
 
 
 @triton.jit
-def load_sides(PARTS, head, start, count, QUERIES: tl.constexpr, SUMS: tl.constexpr, ROWS: tl.constexpr):
-    """The sides of a program's own tokens, queries or keys, for sums; nothing without SUMS."""
+def sides_of_keys(PARTS, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
+    """The same of keys, which one kernel alone needs; from memory it would take more instructions."""
     if SUMS:
-        places = places_of_parts(PARTS, head, start, count, ROWS)
-        SIGN: tl.constexpr = 1.0 if QUERIES else -1.0
+        places = places_of_parts(PARTS, head, start, count, ROWS, SLOTS)
         return (
-            load_side(places, 1, 1.0, 1.0),  # squares
-            load_side(places, 2, SIGN, -SIGN),  # q - k
-            load_side(places, 2, 1.0, 1.0),  # q + k
-            load_side(places, 3, -1.0, 1.0),  # the squared height of the other without its own
+            side_of_keys(places, 1, 1.0, 1.0),
+            side_of_keys(places, 2, -1.0, 1.0),
+            side_of_keys(places, 2, 1.0, 1.0),
+            side_of_keys(places, 3, -1.0, 1.0),
         )
-    else:
-        return None, None, None, None
-
-
-@triton.jit
-def load_others(PARTS, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
-    """The other tokens of these sums, for each."""
-    if SUMS:
-        parts = tl.load(places_of_parts(PARTS, head, start, count, ROWS))
-        return parts, parts, parts, parts
     else:
         return None, None, None, None
 
@@ -222,22 +237,22 @@ def add_gradients(
 
 @triton.jit
 def gradient_of(
-    own, pull, grad, coordinates, SCORE: tl.constexpr,
+    own, pull, grad, coordinates, unit,
     TO_QUERY: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of points from the sums over their pairs. With ONES, the pull is where other points have their 1.
 
     Of products it is the sum of w times the other point. A squared distance gives w (own - other), and queries in
-    memory are -2 q: so a query gets q pull - grad and a key k pull + grad / 2.
+    memory are -2 q: so a query gets q pull - grad and a key k pull + grad / 2. unit is that of ``slopes``.
     """
     if ONES:
         pull = tl.sum(tl.where((tl.arange(0, PADDED) == coordinates)[None, :], grad, 0.0), 1)
     if MEASURE == "product":
         return grad
     elif TO_QUERY:
-        return (own.to(tl.float32) * pull[:, None] * -0.5 - grad) * scores.unit(SCORE)
+        return (own.to(tl.float32) * pull[:, None] * -0.5 - grad) * unit
     else:
-        return (own.to(tl.float32) * pull[:, None] + grad * 0.5) * scores.unit(SCORE)
+        return (own.to(tl.float32) * pull[:, None] + grad * 0.5) * unit
 
 
 @triton.jit
@@ -318,20 +333,22 @@ def levels_of(
 def scores_of(
     m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
     MASK, mask_row, mask_column, rows, columns, length, keys,
-    SCORE: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, mark=None,
+    SCORE: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    SLOPES: tl.constexpr = True, mark=None,
 ):  # fmt: skip
     """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float".
 
-    mark: NaN for keys that make NaN of every row that attends to them. (NaN in their own numbers would get lost in a
-    maximum.) Backward has none, since the log-sum-exp of such a row is NaN.
+    SLOPES: whether their slopes follow, as in backward. mark: NaN for keys that make NaN of every row that attends to
+    them, where their numbers do not (in a maximum NaN gets lost). Backward has none, since the log-sum-exp of such a
+    row is NaN.
     """
-    SLOPES: tl.constexpr = SUMS and mark is None
     if SCORE == scores.UMBRAL and not SUMS:
         s = scores.umbral_relative(m, lean, q_level[:, None], k_level[None, :], q_sq[:, None], q_aux[:, None], factor)
     else:
         s = scores.value(
-            SCORE, SUMS, m, difference, both, lean, four_sq, q_aux[:, None], k_aux[None, :], a, c, factor, SLOPES
-        )
+            SCORE, SUMS, m, difference, both, lean, four_sq, q_aux[:, None], k_aux[None, :], a, c, factor,
+            SUMS and SLOPES,
+        )  # fmt: skip
     if mark is not None:
         s = s + mark[None, :]
     seen = (columns < keys)[None, :]
@@ -375,7 +392,7 @@ def kept(seed, row_numbers, columns, dropout_p):
 
 
 @triton.jit
-def constants(CONSTANTS, head):
+def constants(CONSTANTS, head, SCALED: tl.constexpr):
     """a, b, c and factor of a head's score: CONSTANTS is [B, H, 4]."""
     place = CONSTANTS + head * 4
-    return tl.load(place), tl.load(place + 1), tl.load(place + 2), tl.load(place + 3)
+    return tl.load(place), tl.load(place + 1), tl.load(place + 2), (1.0 if SCALED else tl.load(place + 3))
