@@ -270,7 +270,7 @@ def _penumbral(SCORE: tl.constexpr, m, difference, both, lean, four_sq, h):
     rounding decides between them. Also returns t and 1 + A/D^2, of which slopes are made.
     """
     inverse = _inverse_reach(SCORE, m, difference)
-    twice = both + reach_sq(m, difference) * inverse
+    twice = tl.fma(reach_sq(m, difference), inverse, both)
     chord = lean * inverse
     rest = 4 * h - twice
     return _if_larger(twice, rest, chord * chord + four_sq, twice * rest), twice, 2 - chord * inverse
