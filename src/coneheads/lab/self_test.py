@@ -30,7 +30,10 @@ from coneheads.lab.speed.timing import summary
 from coneheads.scores import BY_NAME, Score, resolve
 
 DTYPES = ("float32", "float16", "bfloat16")
-FEATURES = ("plain", "causal", "boolean mask", "float mask", "grouped queries", "one key", "E = 3", "q = k")
+FEATURES = (
+    *("plain", "causal", "boolean mask", "float mask", "grouped queries", "one key", "E = 3", "q = k"),
+    "parameters as tensors",  # half precision has other kernels for cones whose parameters are numbers
+)
 PARTS = ("output", "query", "key", "value")
 DRAWS = 8  # their median counts: one may meet a kink of a score, where a rounding decides about its slope
 REPETITIONS = 20
@@ -66,7 +69,11 @@ class Case:
         if self.feature == "float mask":
             mask = torch.randn(self.length, keys, generator=generator)
         gradient = normal(2, self.length, value.shape[-1])
-        return Call(query, key, value, gradient, mask, self.feature == "causal", resolve(self.score))
+        score = resolve(self.score)
+        if self.feature == "parameters as tensors":
+            score = score.for_size(size)
+            score = score.with_parameters({name: torch.tensor(getattr(score, name)) for name in score.pair_fields})
+        return Call(query, key, value, gradient, mask, self.feature == "causal", score)
 
 
 class Call(NamedTuple):
@@ -83,7 +90,9 @@ class Call(NamedTuple):
     def results(self, compute: Callable[[Call], Tensor], dtype: torch.dtype, device: str) -> list[Tensor]:
         """Output and gradients, computed in a dtype on a device, in float64 on the CPU."""
         leaves = [t.to(device, dtype).requires_grad_() for t in self[:3]]
-        out = compute(self._replace(query=leaves[0], key=leaves[1], value=leaves[2]))
+        tensors = {name: t.to(device) for name, t in self.score.parameters().items() if isinstance(t, Tensor)}
+        score = self.score.with_parameters(tensors)
+        out = compute(self._replace(query=leaves[0], key=leaves[1], value=leaves[2], score=score))
         grads = torch.autograd.grad(out, leaves, self.gradient.to(device, dtype))
         return [t.detach().double().cpu() for t in (out, *grads)]
 

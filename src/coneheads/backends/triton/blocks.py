@@ -97,8 +97,8 @@ def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> B
 def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> list[Blocks]:
     """The small set that is tried once for each class of shapes, score and dtype, the default first."""
     default = default_blocks(kernel, score, width, dtype)
-    # In half precision backward has few pairs a thread, and what is done once a tile outweighs what is done a pair:
-    # with twice as many E = 64 takes a quarter to a third less instructions, but more registers.
+    # In half precision backward has few pairs a thread, and what is done once a tile counts as much as what is done a
+    # pair: twice as many take up to a third fewer instructions each at E = 64, but more registers.
     more_pairs = kernel != "forward" and dtype != torch.float32
     others = [
         default._replace(stages=default.stages + 1),
