@@ -163,6 +163,21 @@ def test_extreme_features_give_finite_output_and_gradient(name, dtype, size):
 
 @every_dtype
 @every_score
+def test_large_features_give_finite_output_and_gradient(name, dtype):
+    """Each size is a head. Where scores are so large that their roundings are, too, weights must not overflow."""
+    sizes = torch.tensor([30.0, 1e3, 1e4] + ([] if dtype == torch.float16 else [1e10, 1e15, 1e37])).view(1, -1, 1, 1)
+    query, key = ((torch.randn(1, sizes.numel(), n, 12) * sizes).to(dtype) for n in (7, 9))
+    tensors = [t.requires_grad_() for t in (query, key, torch.randn(1, sizes.numel(), 9, 4).to(dtype))]
+    out = attend(*tensors, score=name)
+    assert out.isfinite().all()
+    grads = torch.autograd.grad(out, tensors, torch.randn_like(out))
+    for what, grad in zip(("query", "key", "value"), grads, strict=True):
+        bad = sizes[0, ~grad.isfinite().flatten(2).all(-1)[0]].flatten().tolist()
+        assert not bad, f"the gradient of {what} is not finite for features times {bad}"
+
+
+@every_dtype
+@every_score
 def test_extreme_features_beside_ordinary_ones_give_finite_output_and_gradient(name, dtype):
     query, key, value = (torch.randn(1, 1, n, 12) for n in (4, 18, 18))
     for fill, row in zip(EXTREMES[dtype], range(len(EXTREMES[dtype])), strict=True):

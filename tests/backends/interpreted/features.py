@@ -147,7 +147,7 @@ def scaled(monkeypatch):
 
 CONES = [
     coneheads.Penumbral(),
-    coneheads.Penumbral(gamma=20.0, light_height=0.03),
+    coneheads.Penumbral(gamma=10.0, light_height=0.03),
     coneheads.Umbral(),
     coneheads.Umbral(gamma=0.02, radius=3.0),
 ]

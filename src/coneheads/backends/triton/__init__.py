@@ -32,6 +32,8 @@ from coneheads.scores import (
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 256  # of E and of Ev
 READOUTS = ("height", "height_sq", "distance")
+#: parameters within these make a scale of 150 at most: the squares of the largest positions still fit float32
+USUAL = {"gamma": (0.01, 10.0), "light_height": (0.01, 100.0), "radius": (0.05, 5.0)}
 #: the numbers of scores.py, by class and read-out
 NUMBERS: dict[tuple[type[Score], str | None], int] = {
     (DotProduct, None): 0,
@@ -97,9 +99,12 @@ def why_not(inputs: Inputs) -> str | None:
 
 
 def numbers_are_fixed(score: Score) -> bool:
-    """Whether what pairs depend on are positive numbers, and of a size that lengths may be scaled by: see scores.py."""
-    numbers = (getattr(score, name) for name in score.pair_fields)
-    return all(not isinstance(number, Tensor) and 0.01 <= number <= 100 for number in numbers)
+    """Whether what pairs depend on are numbers of usual size and not tensors, so that lengths can be scaled by them."""
+    numbers = {name: getattr(score, name) for name in score.pair_fields if name in USUAL}
+    return bool(numbers) and all(
+        not isinstance(number, Tensor) and USUAL[name][0] <= number <= USUAL[name][1]
+        for name, number in numbers.items()
+    )
 
 
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor]:

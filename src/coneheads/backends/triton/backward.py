@@ -18,8 +18,10 @@ from coneheads.backends.triton import scores, tiles
 @triton.jit
 def weights_of(s, lse, rest):
     """The weights of a tile. The log-sum-exp, in base 2, comes as it is rounded and what is left: scores can be large
-    and near to it."""
-    return tl.exp2(s - lse[:, None] - rest[:, None])
+    and near to it. Scores may be so large that what rounding puts them above it would overflow: no weight is above 1.
+    """
+    below = s - lse[:, None] - rest[:, None]
+    return tl.exp2(tl.minimum(below, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
