@@ -143,11 +143,9 @@ def test_every_kernel_has_blocks_for_every_score_size_and_dtype():
 def test_blocks_of_a_score_go_before_those_of_its_kernel():
     from coneheads.backends.triton import blocks
 
-    for (kernel, score, single, width), own in blocks.BLOCKS_OF_SCORES.items():
-        assert own != blocks.BLOCKS[kernel][single, width]  # an entry that says nothing new is a mistake
-        for dtype in triton.DTYPES:
-            if (dtype == torch.float32) == single:
-                assert blocks.default_blocks(kernel, score, width, dtype) == own
+    for (kernel, score, dtype, width), own in blocks.BLOCKS_OF_SCORES.items():
+        assert own != blocks.BLOCKS[kernel][dtype == torch.float32, width]  # an entry that says nothing new is a mistake
+        assert blocks.default_blocks(kernel, score, width, dtype) == own
 
 
 # --- A triton that is not there --------------------------------------------------------------------------------------

@@ -71,11 +71,18 @@ BLOCKS["backward_mask"] = {
     (False, 64): Blocks(16, 64, 8, 1),
     (False, 128): Blocks(16, 32, 8, 1),
 }
-# Angles and hyperbolic functions take many registers: what would spill, on sm_100 at least, with the blocks above.
-BLOCKS_OF_SCORES: dict[tuple[str, int, bool, int], Blocks] = {
-    ("backward_queries", scores.FINITE_CONE.value, True, 64): Blocks(32, 16, 8, 1),
-    ("backward_keys", scores.FINITE_CONE.value, True, 64): Blocks(16, 32, 8, 1),
-    ("backward_keys", scores.HYPERBOLOID.value, False, 128): Blocks(16, 32, 4, 1),
+# What some scores have instead, by dtype. Angles and hyperbolic functions take many registers, and would spill with the
+# blocks above, on sm_100 at least. float16 is multiplied as tf32 in places, which takes more instructions a tile: the
+# scores that have the registers for it spread them over more pairs.
+BLOCKS_OF_SCORES: dict[tuple[str, int, torch.dtype, int], Blocks] = {
+    ("backward_queries", scores.FINITE_CONE.value, torch.float32, 64): Blocks(32, 16, 8, 1),
+    ("backward_keys", scores.FINITE_CONE.value, torch.float32, 64): Blocks(16, 32, 8, 1),
+    ("backward_keys", scores.HYPERBOLOID.value, torch.float16, 128): Blocks(16, 32, 4, 1),
+    ("backward_keys", scores.HYPERBOLOID.value, torch.bfloat16, 128): Blocks(16, 32, 4, 1),
+    ("backward_keys", scores.DOT.value, torch.float16, 64): Blocks(64, 32, 4, 1),
+    ("backward_keys", scores.UMBRAL.value, torch.float16, 64): Blocks(64, 32, 4, 1),
+    ("backward_keys", scores.UMBRAL.value + 1, torch.float16, 64): Blocks(64, 32, 4, 1),
+    ("backward_keys", scores.UMBRAL.value + 2, torch.float16, 64): Blocks(64, 32, 4, 1),
 }
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 
@@ -91,7 +98,7 @@ def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> B
     most, blocks = next(
         (most, blocks) for (of_single, most), blocks in BLOCKS[kernel].items() if of_single == single and width <= most
     )
-    return BLOCKS_OF_SCORES.get((kernel, score, single, most), blocks)
+    return BLOCKS_OF_SCORES.get((kernel, score, dtype, most), blocks)
 
 
 def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> list[Blocks]:
