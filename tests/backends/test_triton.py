@@ -144,7 +144,7 @@ def test_blocks_of_a_score_go_before_those_of_its_kernel():
     from coneheads.backends.triton import blocks
 
     for (kernel, score, dtype, width), own in blocks.BLOCKS_OF_SCORES.items():
-        assert own != blocks.BLOCKS[kernel][dtype == torch.float32, width]  # an entry that says nothing new is a mistake
+        assert own != blocks.BLOCKS[kernel][dtype == torch.float32, width]  # else it says nothing new
         assert blocks.default_blocks(kernel, score, width, dtype) == own
 
 
