@@ -49,7 +49,7 @@ def _as_tf32(tensor: Tensor) -> Tensor:
 
 
 def _parts(*numbers: Tensor) -> Tensor:
-    """Three 1s, and each number as three bfloat16 that add up to it, [..., L, 16]: see `load_side` in tiles.py.
+    """Three 1s, and each number as three bfloat16 that add up to it, [..., L, 16]: see `load_others` in tiles.py.
 
     Each is what is left by those before, without its lower bits: rounded up, a large number might become inf.
     """
