@@ -141,6 +141,7 @@ def launch_of(case: Case) -> tuple[Any, Recorder]:
     call = call_of(case)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(launch, "declared_blocks", blocks))
+        stack.enter_context(mock.patch.object(launch, "has_tensor_memory", return_value=case.arch == 100))
         stack.enter_context(mock.patch.object(launch, "forward_kernel", records["forward"]))
         for name in KERNELS[1:]:
             stack.enter_context(mock.patch.object(backward, f"backward_{name}", records[name]))

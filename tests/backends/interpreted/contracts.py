@@ -203,8 +203,10 @@ def test_distance_of_a_point_to_itself_is_exactly_zero(name, size, dtype):
         assert (lse == 0).all()
     else:
         want = coneheads.attention_scores(query.double(), query.double(), score=name).diagonal(dim1=-2, dim2=-1)
-        # Levels are float32 in every dtype. Of a product the inputs are exact, and their sum is float32.
-        check_near([lse], [want], 2e-6)
+        # Levels are float32, but those of penumbral cones have 16 bits in half precision where distances come from
+        # products. Of a product the inputs are exact, and their sum is float32.
+        short = name == "penumbral" and dtype != torch.float32 and size > 8
+        check_near([lse], [want], 2**-17 if short else 2e-6)
 
 
 @every_dtype

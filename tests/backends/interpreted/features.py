@@ -207,6 +207,37 @@ def test_nan_in_a_key_reaches_what_attends_to_it_in_half_precision(score, dtype,
     assert all(grad.isfinite().all() for grad in (*grads[0][~rows][None], grads[1][:, :1], grads[2][:, :1]))
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("score", CONES, ids=str)
+def test_what_fills_up_the_last_tile_has_no_weight(score, dtype, scaled):
+    """However far the keys are: a mean of 1s is 1, but for what rounds weights, and what has weight would add 0s."""
+    sizes = torch.tensor([1.0, 1e4] + ([] if dtype == torch.float16 else [1e10, 1e15, 1e37])).view(1, -1, 1, 1)
+    query, key = ((torch.randn(1, sizes.numel(), n, 256) * sizes).to(dtype) for n in (5, 17))
+    query, key, value = (t.requires_grad_() for t in (query, key, torch.ones(1, sizes.numel(), 17, 2).to(dtype)))
+    out = attend(query, key, value, score=score)
+    assert ((out - 1).abs() < 0.01).all()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), (query, key, value)))
+    assert all(scaled)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("light_height", [1.0, 0.7, 3.0])
+def test_points_at_the_light_in_half_precision(light_height, dtype):
+    """They are so near to it that their levels round to its own. Half of the keys are queries, too."""
+    query, key, value = torch.randn(1, 1, 15, 12), torch.randn(1, 1, 18, 12), torch.randn(1, 1, 18, 3)
+    query[..., -1] += 40
+    key[..., -1] += torch.tensor([40.0, -3.0, 8.0]).repeat(6)
+    key[:, :, :9] = query[:, :, :9]
+    weight = torch.randn(1, 1, 15, 3)
+    score = coneheads.Penumbral(light_height=light_height, gamma=4.0)
+    results = []
+    for backend, wide in (("triton", dtype), ("reference", torch.float64)):
+        tensors = [t.to(dtype).to(wide).requires_grad_() for t in (query, key, value)]
+        out, lse = attend(*tensors, score=score, backend=backend, return_lse=True)
+        results.append([out, lse, *torch.autograd.grad((out * weight.to(wide)).sum(), tensors)])
+    check_near(*results, 16 * torch.finfo(dtype).eps, ["out", "lse", "query", "key", "value"])
+
+
 # --- Dropout ---------------------------------------------------------------------------------------------------------
 
 DROPPED = 0.4

@@ -12,24 +12,27 @@ are products, q sum(w) - sum(w k), except for near pairs, which would cancel in 
 import triton
 import triton.language as tl
 
-from coneheads.backends.triton import scores, tiles
+from coneheads.backends.triton import memory, scores, tiles
 
 
 @triton.jit
-def weights_of(s, lse, rest):
-    """The weights of a tile. The log-sum-exp, in base 2, comes as it is rounded and what is left: scores can be large
-    and near to it. Scores may be so large that what rounding puts them above it would overflow: no weight is above 1.
+def weights_of(s, lse, rest, RESTS: tl.constexpr):
+    """The weights of a tile. The log-sum-exp, in base 2, comes as it is rounded and, with RESTS, what is left: scores
+    can be large and near to it. Scores may be so large that what rounding puts them above it would overflow: no weight
+    is above 1.
     """
-    below = s - lse[:, None] - rest[:, None]
+    below = s - lse[:, None]
+    if RESTS:
+        below = below - rest[:, None]
     return tl.exp2(tl.minimum(below, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
 def weights_and_gradients(
-    s, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr
+    s, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr, RESTS: tl.constexpr
 ):
     """The weights of a tile after dropout, and the gradients of its scores."""
-    weights = weights_of(s, lse, rest)
+    weights = weights_of(s, lse, rest, RESTS)
     if DROPOUT:
         kept = tiles.kept(seed, row_numbers, columns, dropout_p)
         return weights * kept, weights * (grad_weights * kept + shift[:, None])
@@ -38,12 +41,12 @@ def weights_and_gradients(
 
 @triton.jit
 def backward_rows(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, K_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Before the others, in float32: takes the sum of P dP off SHIFT, and makes the weights add up to 1 by REST.
@@ -56,49 +59,47 @@ def backward_rows(
     first_row = tl.program_id(0) % blocks * BM
     rows = first_row + tl.arange(0, BM)
     kv_head = head // group
-    Q += head * length * positions
-    K += kv_head * keys * positions
+    Q += head * memory.rows_in_memory(length, SUMS) * positions
+    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
+    a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
 
-    q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
-    q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-    q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
-    q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    q_sides = tiles.sides_of_queries(Q_SIDES, head, first_row, length, SUMS, BM)
-    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
-    lse = tiles.load_numbers(LSE + head * length, rows, length)
-    rest = tiles.load_numbers(REST + head * length, rows, length)
-    shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+    q = memory.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
+    q_sq = memory.load_numbers(Q_SQ + head * length, rows, length)
+    q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+    q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
+    q_sides = memory.load_sides(Q_SIDES, head, first_row, length, SCORE, SUMS, False, BM)
+    grad_out = memory.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
+    lse = memory.load_numbers(LSE + head * length, rows, length)
+    rest = memory.load_numbers(REST + head * length, rows, length)
+    shift = memory.load_numbers(SHIFT + head * length, rows, length)
 
     total, products = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
-        k = tiles.load_rows(K, start, keys, positions, BN, DP)
-        k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-        k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
-        k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-        k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
-        v = tiles.load_rows(V, start, keys, values, BN, DV)
+        k = memory.load_rows(K, start, keys, positions, BN, DP, SUMS=SUMS)
+        k_sq = memory.load_numbers(K_SQ + kv_head * keys, columns, keys)
+        k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+        k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+        k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
+        v = memory.load_rows(V, start, keys, values, BN, DV)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
         m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
-        difference, both, lean, four_sq = tiles.levels_of(
-            m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
-        )
+        terms = tiles.terms_of(m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN)
         s = tiles.scores_of(
-            m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
-            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+            m, terms, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, SCALED, MASKED, CAUSAL,
         )  # fmt: skip
         _, product = weights_and_gradients(
             s, lse, rest, tl.zeros([BM], tl.float32), grad_weights, tl.load(SEED), head * length + rows,
-            columns, dropout_p, DROPOUT,
+            columns, dropout_p, DROPOUT, RESTS,
         )  # fmt: skip
-        total += tl.sum(weights_of(s, lse, rest), 1)
+        total += tl.sum(weights_of(s, lse, rest, RESTS), 1)
         products += tl.sum(product, 1)
     total = tl.where(total == 0, 1.0, total)
     tl.store(SHIFT + head * length + rows, shift - products / total, mask=rows < length)
@@ -107,12 +108,12 @@ def backward_rows(
 
 @triton.jit
 def backward_queries(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, K_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT, GRAD_Q, GRAD_Q_LEVEL, GRAD_PARAMETERS,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr,
-    PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L]; with PARAMETERS also GRAD_PARAMETERS [2, B, H, L], a sum a row."""
@@ -121,21 +122,21 @@ def backward_queries(
     first_row = tl.program_id(0) % blocks * BM
     rows = first_row + tl.arange(0, BM)
     kv_head = head // group
-    Q += head * length * positions
-    K += kv_head * keys * positions
+    Q += head * memory.rows_in_memory(length, SUMS) * positions
+    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
+    a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
 
-    q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
-    q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-    q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
-    q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    q_sides = tiles.sides_of_queries(Q_SIDES, head, first_row, length, SUMS, BM)
-    grad_out = tiles.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
-    lse = tiles.load_numbers(LSE + head * length, rows, length)
-    rest = tiles.load_numbers(REST + head * length, rows, length)
-    shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+    q = memory.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
+    q_sq = memory.load_numbers(Q_SQ + head * length, rows, length)
+    q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+    q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
+    q_sides = memory.load_sides(Q_SIDES, head, first_row, length, SCORE, SUMS, False, BM)
+    grad_out = memory.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
+    lse = memory.load_numbers(LSE + head * length, rows, length)
+    rest = memory.load_numbers(REST + head * length, rows, length)
+    shift = memory.load_numbers(SHIFT + head * length, rows, length)
 
     grad = tl.zeros([BM, DP], tl.float32)  # the sum of w k
     pull = tl.zeros([BM], tl.float32)  # the sum of w
@@ -144,29 +145,27 @@ def backward_queries(
     end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
-        k = tiles.load_rows(K, start, keys, positions, BN, DP)
-        k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-        k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
-        k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-        k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
-        v = tiles.load_rows(V, start, keys, values, BN, DV)
+        k = memory.load_rows(K, start, keys, positions, BN, DP, SUMS=SUMS)
+        k_sq = memory.load_numbers(K_SQ + kv_head * keys, columns, keys)
+        k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+        k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+        k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
+        v = memory.load_rows(V, start, keys, values, BN, DV)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
         m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
-        difference, both, lean, four_sq = tiles.levels_of(
-            m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
-        )
+        terms = tiles.terms_of(m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN)
         s = tiles.scores_of(
-            m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
-            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+            m, terms, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, SCALED, MASKED, CAUSAL,
         )  # fmt: skip
         _, g = weights_and_gradients(
-            s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT,
+            s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT, RESTS,
         )  # fmt: skip
         w, for_level, for_first, for_second = scores.slopes(
-            SCORE, SUMS, SCALED, True, g, m, difference, both, lean, four_sq,
+            SCORE, SUMS, SCALED, True, g, m, terms,
             q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
         )  # fmt: skip
         if PARAMETERS:
@@ -179,7 +178,7 @@ def backward_queries(
         )  # fmt: skip
     unit = scores.unit(SCORE, SCALED, a, b)
     grad = tiles.gradient_of(q, pull, grad, coordinates, unit, True, MEASURE, ONES, DP)
-    tiles.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
+    memory.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
     tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level * unit, mask=rows < length)
     if PARAMETERS:
         all_rows = tl.num_programs(0).to(tl.int64) // blocks * length
@@ -189,12 +188,12 @@ def backward_queries(
 
 @triton.jit
 def backward_keys(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, K_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT, GRAD_K, GRAD_K_LEVEL, GRAD_V,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_K [B, Hkv, S, P], GRAD_K_LEVEL [B, Hkv, S], GRAD_V [B, Hkv, S, Ev]: over the queries of all heads."""
@@ -202,15 +201,15 @@ def backward_keys(
     kv_head = (tl.program_id(0) // blocks).to(tl.int64)
     first_column = tl.program_id(0) % blocks * BN
     columns = first_column + tl.arange(0, BN)
-    K += kv_head * keys * positions
+    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
     V += kv_head * keys * values
 
-    k = tiles.load_rows(K, first_column, keys, positions, BN, DP, coordinates)
-    v = tiles.load_rows(V, first_column, keys, values, BN, DV)
-    k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-    k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
-    k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-    k_sides = tiles.sides_of_keys(K_PARTS, kv_head, first_column, keys, SUMS, BN)
+    k = memory.load_rows(K, first_column, keys, positions, BN, DP, coordinates)
+    v = memory.load_rows(V, first_column, keys, values, BN, DV)
+    k_sq = memory.load_numbers(K_SQ + kv_head * keys, columns, keys)
+    k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+    k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+    k_sides = memory.load_sides(K_SIDES, kv_head, first_column, keys, SCORE, SUMS, True, BN)
 
     grad = tl.zeros([BN, DP], tl.float32)  # the sum of w q
     pull = tl.zeros([BN], tl.float32)  # the sum of w
@@ -218,40 +217,39 @@ def backward_keys(
     grad_v = tl.zeros([BN, DV], tl.float32)
     for member in range(group):
         head = kv_head * group + member
-        queries = Q + head * length * positions
+        queries = Q + head * memory.rows_in_memory(length, SUMS) * positions
         mask = MASK + head // heads * mask_batch + head % heads * mask_head
-        a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
+        a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
         for start in range(first_column // BM * BM if CAUSAL else 0, length, BM):
             rows = start + tl.arange(0, BM)
-            q = tiles.load_rows(queries, start, length, positions, BM, DP)
-            q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-            q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
-            q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-            grad_out = tiles.load_rows(GRAD_OUT + head * length * values, start, length, values, BM, DV)
-            # Rows beyond the last query have weights of 0.
-            lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
-            rest = tiles.load_numbers(REST + head * length, rows, length)
-            shift = tiles.load_numbers(SHIFT + head * length, rows, length)
-            q_sides = tiles.load_others(Q_PARTS, head, start, length, SUMS, BM)
+            q = memory.load_rows(queries, start, length, positions, BM, DP, SUMS=SUMS)
+            q_sq = memory.load_numbers(Q_SQ + head * length, rows, length)
+            q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+            q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
+            grad_out = memory.load_rows(GRAD_OUT + head * length * values, start, length, values, BM, DV)
+            lse = memory.load_numbers(LSE + head * length, rows, length)
+            rest = memory.load_numbers(REST + head * length, rows, length)
+            shift = memory.load_numbers(SHIFT + head * length, rows, length)
+            q_sides = memory.load_parts(Q_PARTS, head, start, length, SUMS, False, BM)
             m, excess, any_near = tiles.measure(
                 q, k, q_sq, k_sq, q_sides, k_sides, queries, K, start, first_column, length, keys, positions,
                 coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
             )  # fmt: skip
-            difference, both, lean, four_sq = tiles.levels_of(
+            terms = tiles.terms_of(
                 m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, False, SUMS, WIDEN
             )
             s = tiles.scores_of(
-                m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
-                mask, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+                m, terms, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+                mask, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, SCALED, MASKED, CAUSAL,
             )  # fmt: skip
             grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
             weights, g = weights_and_gradients(
                 s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
-                DROPOUT,
+                DROPOUT, RESTS,
             )  # fmt: skip
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
             w, for_level, _, _ = scores.slopes(
-                SCORE, SUMS, SCALED, False, g, m, difference, both, lean, four_sq,
+                SCORE, SUMS, SCALED, False, g, m, terms,
                 q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
             )  # fmt: skip
             grad_level += for_level
@@ -259,23 +257,23 @@ def backward_keys(
                 grad, pull, w, m, any_near, q_sq, q, queries, K, start, first_column, length, keys, positions,
                 coordinates, False, MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
             )  # fmt: skip
-    a, b, _, _ = tiles.constants(CONSTANTS, kv_head * group, SCALED)
+    a, b, _, _ = memory.constants(CONSTANTS, kv_head * group, SCALED)
     unit = scores.unit(SCORE, SCALED, a, b)
     grad = tiles.gradient_of(k, pull, grad, coordinates, unit, False, MEASURE, ONES, DP)
-    tiles.store_rows(GRAD_K + kv_head * keys * positions, grad, first_column, keys, positions, BN, DP)
-    tiles.store_rows(GRAD_V + kv_head * keys * values, grad_v, first_column, keys, values, BN, DV)
+    memory.store_rows(GRAD_K + kv_head * keys * positions, grad, first_column, keys, positions, BN, DP)
+    memory.store_rows(GRAD_V + kv_head * keys * values, grad_v, first_column, keys, values, BN, DV)
     tl.store(GRAD_K_LEVEL + kv_head * keys + columns, tl.sum(grad_level, 0) * unit, mask=columns < keys)
 
 
 @triton.jit
 def backward_mask(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, K_SIDES, CONSTANTS, MASK, SEED,
     GRAD_OUT, LSE, REST, SHIFT, GRAD_MASK,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     batches, mask_batches, mask_heads, mask_rows, mask_columns,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
     ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -292,45 +290,45 @@ def backward_mask(
         for other_head in range(heads // mask_heads):
             head = (own_batch + other_batch) * heads + own_head + other_head
             kv_head = head // group
-            queries = Q + head * length * positions
-            keys_of_head = K + kv_head * keys * positions
+            queries = Q + head * memory.rows_in_memory(length, SUMS) * positions
+            keys_of_head = K + kv_head * memory.rows_in_memory(keys, SUMS) * positions
             mask = MASK + head // heads * mask_batch + head % heads * mask_head
-            a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
+            a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
             for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
                 rows = row + tl.arange(0, BM)
-                q = tiles.load_rows(queries, row, length, positions, BM, DP, coordinates)
-                q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-                q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
-                q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-                q_sides = tiles.sides_of_queries(Q_SIDES, head, row, length, SUMS, BM)
-                grad_out = tiles.load_rows(GRAD_OUT + head * length * values, row, length, values, BM, DV)
-                # Rows beyond the last query have weights of 0.
-                lse = tiles.load_numbers(LSE + head * length, rows, length, float("inf"))
-                rest = tiles.load_numbers(REST + head * length, rows, length)
-                shift = tiles.load_numbers(SHIFT + head * length, rows, length)
+                q = memory.load_rows(queries, row, length, positions, BM, DP, coordinates)
+                q_sq = memory.load_numbers(Q_SQ + head * length, rows, length)
+                q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+                q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
+                q_sides = memory.load_sides(Q_SIDES, head, row, length, SCORE, SUMS, False, BM)
+                grad_out = memory.load_rows(GRAD_OUT + head * length * values, row, length, values, BM, DV)
+                lse = memory.load_numbers(LSE + head * length, rows, length)
+                rest = memory.load_numbers(REST + head * length, rows, length)
+                shift = memory.load_numbers(SHIFT + head * length, rows, length)
                 for column in range(own_column, keys if ONE_COLUMN else tl.minimum(own_column + BN, keys), BN):
                     columns = column + tl.arange(0, BN)
-                    k = tiles.load_rows(keys_of_head, column, keys, positions, BN, DP)
-                    k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-                    k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
-                    k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-                    k_sides = tiles.load_others(K_PARTS, kv_head, column, keys, SUMS, BN)
+                    k = memory.load_rows(keys_of_head, column, keys, positions, BN, DP, SUMS=SUMS)
+                    k_sq = memory.load_numbers(K_SQ + kv_head * keys, columns, keys)
+                    k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+                    k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+                    k_sides = memory.load_parts(K_PARTS, kv_head, column, keys, SUMS, True, BN)
                     m, excess, any_near = tiles.measure(
                         q, k, q_sq, k_sq, q_sides, k_sides, queries, keys_of_head, row, column, length, keys,
                         positions, coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
                     )  # fmt: skip
-                    difference, both, lean, four_sq = tiles.levels_of(
+                    terms = tiles.terms_of(
                         m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
                     )
                     s = tiles.scores_of(
-                        m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c,
-                        factor, mask, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
+                        m, terms, q_sq, q_level, k_level, q_aux, k_aux, a, c,
+                        factor, mask, mask_row, mask_column, rows, columns, length, keys,
+                        SCORE, SUMS, SCALED, MASKED, CAUSAL,
                     )  # fmt: skip
-                    v = tiles.load_rows(V + kv_head * keys * values, column, keys, values, BN, DV)
+                    v = memory.load_rows(V + kv_head * keys * values, column, keys, values, BN, DV)
                     grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
                     _, g = weights_and_gradients(
                         s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns,
-                        dropout_p, DROPOUT,
+                        dropout_p, DROPOUT, RESTS,
                     )  # fmt: skip
                     total += g
     # An entry that all rows, or all columns, share is the sum over them, in the first place of the tile.

@@ -3,12 +3,12 @@
 import triton
 import triton.language as tl
 
-from coneheads.backends.triton import scores, tiles
+from coneheads.backends.triton import memory, scores, tiles
 
 
 @triton.jit
 def forward(
-    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, CONSTANTS, MASK, SEED,
+    Q, K, V, Q_SQ, K_SQ, Q_LEVEL, K_LEVEL, Q_AUX, K_AUX, Q_PARTS, K_PARTS, Q_SIDES, K_SIDES, CONSTANTS, MASK, SEED,
     K_MARK, OUT, TOP, TOTAL,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
@@ -23,22 +23,23 @@ def forward(
     the sum of such a row is written with a minus.
     """
     RELATIVE: tl.constexpr = SCORE == scores.UMBRAL and not SUMS
+    SEEN: tl.constexpr = SCALED and MASKED == "none" and not CAUSAL  # no pair is masked out
     blocks = tl.cdiv(length, BM)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     first_row = tl.program_id(0) % blocks * BM
     rows = first_row + tl.arange(0, BM)
     kv_head = head // group
-    Q += head * length * positions
-    K += kv_head * keys * positions
+    Q += head * memory.rows_in_memory(length, SUMS) * positions
+    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
     V += kv_head * keys * values
     MASK += head // heads * mask_batch + head % heads * mask_head
-    a, b, c, factor = tiles.constants(CONSTANTS, head, SCALED)
+    a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
 
-    q = tiles.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
-    q_sq = tiles.load_numbers(Q_SQ + head * length, rows, length)
-    q_level = tiles.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
-    q_aux = tiles.load_levels(Q_AUX + head * length, rows, length, SCORE)
-    q_sides = tiles.sides_of_queries(Q_SIDES, head, first_row, length, SUMS, BM)
+    q = memory.load_rows(Q, first_row, length, positions, BM, DP, coordinates)
+    q_sq = memory.load_numbers(Q_SQ + head * length, rows, length)
+    q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
+    q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
+    q_sides = memory.load_sides(Q_SIDES, head, first_row, length, SCORE, SUMS, False, BM)
 
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
@@ -47,18 +48,16 @@ def forward(
     end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
     for start in range(0, end, BN):
         columns = start + tl.arange(0, BN)
-        k = tiles.load_rows(K, start, keys, positions, BN, DP)
-        k_sq = tiles.load_numbers(K_SQ + kv_head * keys, columns, keys)
-        k_level = tiles.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
-        k_aux = tiles.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
-        k_sides = tiles.load_others(K_PARTS, kv_head, start, keys, SUMS, BN)
+        k = memory.load_rows(K, start, keys, positions, BN, DP, SUMS=SUMS)
+        k_sq = memory.load_numbers(K_SQ + kv_head * keys, columns, keys)
+        k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
+        k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
+        k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
         m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
-        difference, both, lean, four_sq = tiles.levels_of(
-            m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN
-        )
+        terms = tiles.terms_of(m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN)
         if RELATIVE:
             if any_near:  # what was found of rows that become close here is made one of their scores
                 close = tiles.rows_with_near_keys(
@@ -67,23 +66,24 @@ def forward(
                 top = tl.where(close > q_aux, top - tl.sqrt(q_sq) * factor, top)
                 q_aux = close
         s = tiles.scores_of(
-            m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
-            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, MASKED, CAUSAL,
-            SLOPES=False, mark=None if SCALED else tiles.load_numbers(K_MARK + kv_head * keys, columns, keys),
+            m, terms, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+            MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, SCALED, MASKED, CAUSAL,
+            SLOPES=False, mark=None if SCALED else memory.load_numbers(K_MARK + kv_head * keys, columns, keys),
         )  # fmt: skip
         higher = tl.maximum(top, tl.max(s, 1))
-        # A row that is masked so far has -inf here; 0 in its place keeps its exponentials 0.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
+        base = higher
+        if not SEEN:  # a row that is masked so far has -inf here; 0 in its place keeps its exponentials 0
+            base = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(s - base[:, None])
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
         top = higher
         if DROPOUT:
             weights *= tiles.kept(tl.load(SEED), head * length + rows, columns, dropout_p)
-        v = tiles.load_rows(V, start, keys, values, BN, DV)
+        v = memory.load_rows(V, start, keys, values, BN, DV)
         out = out * shrink[:, None] + tiles.product(weights.to(v.dtype), v, PRECISION, WIDEN)
     out = out / tl.where(total == 0, 1.0, total)[:, None]
-    tiles.store_rows(OUT + head * length * values, out, first_row, length, values, BM, DV)
+    memory.store_rows(OUT + head * length * values, out, first_row, length, values, BM, DV)
     tl.store(TOP + head * length + rows, top, mask=rows < length)
     if RELATIVE:
         total = tl.where(q_aux > 0, -total, total)

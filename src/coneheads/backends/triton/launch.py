@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.functional import pad
 
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.triton import backward as backward_kernels
-from coneheads.backends.triton import interpreted, number_of, scores, tiles
+from coneheads.backends.triton import interpreted, number_of, scores, sums
 from coneheads.backends.triton.blocks import declared_blocks
 from coneheads.backends.triton.forward import forward as forward_kernel
 from coneheads.scores import (
@@ -33,10 +34,17 @@ ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
 # This share of |a|^2 may be rounding and nothing else: half precision, whose positions are no more exact, takes it off,
 # so that the distance of a point to itself is 0.
 NOISE = 4e-6
-TINY = 1e-37  # not so small that a GPU may read 0
 Q_AUX = 7  # its place among the tensors of a call
 # Rows of so few keys cost little to sum once more, which makes their gradients exact: see `backward_rows`.
 FEW_KEYS = 64
+
+
+@functools.lru_cache
+def has_tensor_memory(device: torch.device) -> bool:
+    """Whether tensor cores sum in a memory of their own, as those of sm_100 do."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 10
 
 
 def _padded(size: int) -> int:
@@ -46,32 +54,6 @@ def _padded(size: int) -> int:
 def _as_tf32(tensor: Tensor) -> Tensor:
     """float32 rounded to the 10 bits of tf32, so that squares and products are of the same positions."""
     return ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-def _parts(*numbers: Tensor) -> Tensor:
-    """Three 1s, and each number as three bfloat16 that add up to it, [..., L, 16]: see `load_others` in tiles.py.
-
-    Each is what is left by those before, without its lower bits: rounded up, a large number might become inf.
-    """
-    parts = [torch.ones_like(numbers[0])] * 3
-    for left in numbers:
-        for _ in range(3):
-            parts.append((left.view(torch.int32) & ~0xFFFF).view(torch.float32))
-            left = left - parts[-1]
-    slots, whole = tiles.SLOTS.value, tiles.WHOLE.value
-    return pad(torch.stack(parts, -1), (0, slots - len(parts), 0, -numbers[0].shape[-1] % whole)).bfloat16()
-
-
-def _sides(parts: Tensor) -> Tensor:
-    """The sides of queries for sums with parts of keys, [..., L, 4 * 16]: see `sides_of_queries` in tiles.py."""
-
-    def side(kind: int, own: float, other: float) -> Tensor:
-        result = torch.zeros_like(parts)
-        result[..., :3] = parts[..., 3 * kind : 3 * kind + 3] * own
-        result[..., 3 * kind : 3 * kind + 3] = other
-        return result
-
-    return torch.cat([side(1, 1, 1), side(2, 1, -1), side(2, 1, 1), side(3, -1, 1)], -1)
 
 
 def _contiguous(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -89,12 +71,15 @@ class Call:
         self.inputs, self.score = inputs, score
         self.dtype = inputs.value.dtype
         self.batch, self.heads, self.length, coordinates = q.shape
+        self.product = score.measures == "product"
         self.direct = score.measures != "product" and coordinates <= FEW_COORDINATES
+        self.sums = self._measure() == "bounded"
         self.positions = coordinates if self.direct else -(-coordinates // ALIGNED) * ALIGNED
+        if self.sums:  # whole tiles
+            self.positions = _padded(coordinates)
         self.ones = score.measures != "product" and self.positions > coordinates
         self.kv_heads, self.keys = k.shape[1:3]
         self.values = inputs.value.shape[-1]
-        self.product = score.measures == "product"
         number = number_of(score)
         assert number is not None
         self.number = number
@@ -102,12 +87,14 @@ class Call:
         precision = "tf32" if self.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
         # float16 has no room for every position and gradient: they are multiplied as tf32, which has as many digits.
         self.round = {torch.float16: "tf32", torch.bfloat16: "bf16"}.get(self.dtype, precision)
-        self.sums = self._measure() == "bounded"
         self.scaled = self.sums and inputs.fixed and number in (scores.PENUMBRAL.value, scores.UMBRAL.value)
         if self.scaled and q_level is not None and k_level is not None:
             q, q_level, k, k_level = (self._scaled(t) for t in (q, q_level, k, k_level))
+        if self.sums and isinstance(score, Penumbral) and q_level is not None and k_level is not None:
+            q_level, k_level = (sums.with_16_bits(level, self._light_height()) for level in (q_level, k_level))
         q, k = self._stored(q, k, group)
-        q_sq, k_sq = (t[..., :coordinates].float().square().sum(-1) for t in (q, k))
+        ends = (self.length, self.keys)
+        q_sq, k_sq = (t[..., :n, :coordinates].float().square().sum(-1) for t, n in zip((q, k), ends, strict=True))
         q_sq = q_sq / 4  # in memory are -2 q
         self.q_norm: Tensor | None = None
         if isinstance(score, Umbral) and score.readout == "height" and not self.sums:
@@ -135,18 +122,20 @@ class Call:
         seed = inputs.seed if inputs.seed is not None else torch.zeros((), dtype=torch.int64, device=q.device)
         value = _contiguous(inputs.value, self.dtype)
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        parts = [none, none]
+        (q_parts, q_sides), (k_parts, k_sides) = (none, none), (none, none)
         if self.sums:
             k_level = levels[1] + self.mark if self.scaled and marked else levels[1]
-            parts = [_parts(q_sq - q_sq * NOISE, levels[0], auxs[0] / 4), _parts(k_sq, k_level, auxs[1] / 4)]
-        sides = _sides(parts[0]) if self.sums else none
-        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, *parts, sides, self._constants(), mask, seed)
+            q_parts, q_sides = self._parts_and_sides(q_sq - q_sq * NOISE, levels[0], 1)
+            k_parts, k_sides = self._parts_and_sides(k_sq, k_level, -1)
+            k_sides = k_sides.mT.contiguous()  # see `load_side` in tiles.py
+        parts = (q_parts, k_parts, q_sides, k_sides)
+        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, *parts, self._constants(), mask, seed)
         sizes = (self.heads, group, self.length, self.keys, self.positions, coordinates, self.values)
         self.numbers = (*self.strides, *sizes, float(inputs.dropout_p))
         self.compiled: dict[str, Any] = {
             "SCORE": number,
             "MEASURE": self._measure(),
-            "SUMS": self.sums,
+            "SUMS": (2 if has_tensor_memory(q.device) else 1) if self.sums else 0,
             "SCALED": self.scaled,
             "ONES": self.ones,
             "MASKED": self.masked,
@@ -177,7 +166,14 @@ class Call:
         dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         # A distance takes -2 q k: the factor is put into the positions of the queries.
         q, k = (_contiguous(self._aligned(t), dtype) for t in (-2 * q, k))
+        if self.sums:
+            q, k = sums.in_whole_tiles(q), sums.in_whole_tiles(k)
         return (_as_tf32(q), _as_tf32(k)) if self.round == "tf32" and not self.direct else (q, k)
+
+    def _parts_and_sides(self, norm_sq: Tensor, level: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+        if isinstance(self.score, Penumbral):
+            return sums.of_penumbral(norm_sq, level, self._light_height(), sign)
+        return sums.of_levels(norm_sq, level, sign, far=isinstance(self.score, Umbral))
 
     def _scaled(self, lengths: Tensor) -> Tensor:
         """In units in which the factor of scores.py is 1."""
@@ -205,8 +201,8 @@ class Call:
 
     def _aux(self, level: Tensor) -> Tensor:
         """One more number a token, made of its level once: see scores.py."""
-        if isinstance(self.score, Penumbral):  # four times the squared height, and never 0
-            return (4 * level * (2 * self._light_height() - level) + TINY).float()
+        if isinstance(self.score, Penumbral):  # twice the squared height
+            return (2 * level * (2 * self._light_height() - level)).float()
         if isinstance(self.score, HalfSpaceDistance):
             return level.rsqrt()
         return level.sinh() if isinstance(self.score, HyperboloidDistance) else level.new_ones(())
@@ -349,23 +345,26 @@ def backward(
         exact_rows = call.dtype == torch.float32 or call.keys <= FEW_KEYS
         shift = grad_lse.float() if exact_rows else grad_lse.float() - (grad_out * out).sum(-1)
         saved = (_contiguous(grad_out, call.dtype), rounded, (exact - rounded).float(), shift.contiguous())
+        # With sums, scores of forward and backward differ by more than what is left, but where rows are made exact.
+        rests = exact_rows or not call.sums
         if exact_rows:
-            call.launch("backward_rows", backward_kernels.backward_rows, saved, "rows")
+            call.launch("backward_rows", backward_kernels.backward_rows, saved, "rows", RESTS=rests)
         call.launch(
             "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
-            PARAMETERS=bool(wanted.parameters),
+            PARAMETERS=bool(wanted.parameters), RESTS=rests,
         )  # fmt: skip
         call.launch(
             "backward_keys",
             backward_kernels.backward_keys,
             (*saved, grads[1], levels[1], grad_value),
             "columns",
+            RESTS=rests,
         )
         if grad_mask is not None:
             grad_mask = grad_mask.contiguous()
             call.launch(
                 "backward_mask", backward_kernels.backward_mask, (*saved, grad_mask), "mask",
-                numbers=(call.batch, *call.mask_shape),
+                numbers=(call.batch, *call.mask_shape), RESTS=rests,
                 ONE_ROW=mask is not None and mask.shape[2] == 1, ONE_COLUMN=mask is not None and mask.shape[3] == 1,
             )  # fmt: skip
     fields = dict(zip(inputs.score.pair_fields, by_row.sum(-1)[..., None, None], strict=False))

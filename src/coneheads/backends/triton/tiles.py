@@ -1,56 +1,20 @@
 """What all Triton kernels do to a tile of pairs: measure it, score it, mask it, drop from it.
 
 Every kernel sees queries as rows and keys as columns, and calls ``scores_of`` on a tile: so forward and all kernels of
-backward find the same scores. Positions are stored in the dtype of the products, and tensors are contiguous. Where a
-tile begins in memory is counted in 64 bits, which is one number, and places inside of it in 32, which are many.
+backward find the same scores.
 """
 
 import triton
 import triton.language as tl
 
-from coneheads.backends.triton import scores
+from coneheads.backends.triton import memory, scores
 
 # A squared distance |a|^2 + |b|^2 - 2ab below this share of |a|^2 has lost digits: float32 computes it directly.
 NEAR = tl.constexpr(0.2)
-SLOTS = tl.constexpr(16)  # for the parts of a token: see ``load_others``
-SIDES = tl.constexpr(4)  # of a token: see ``sides_of_queries``
-WHOLE = tl.constexpr(128)  # a multiple of the rows and columns of every tile
-
-
-@triton.jit
-def load_rows(pointer, start, count, width, ROWS: tl.constexpr, PADDED: tl.constexpr, used=None):
-    """Rows of `width` numbers from `start` on, all or the first `used` numbers of them, as a tile [ROWS, PADDED].
-
-    It is 0 beyond both ends.
-    """
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    inside = (start + rows < count)[:, None] & (columns < (width if used is None else used))[None, :]
-    place = pointer + tl.cast(start, tl.int64) * width
-    return tl.load(place + (rows[:, None] * width + columns[None, :]), mask=inside, other=0.0)
-
-
-@triton.jit
-def store_rows(pointer, tile, start, count, width, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """The inverse of ``load_rows``."""
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    inside = (start + rows < count)[:, None] & (columns < width)[None, :]
-    place = pointer + tl.cast(start, tl.int64) * width
-    tl.store(place + (rows[:, None] * width + columns[None, :]), tile, mask=inside)
-
-
-@triton.jit
-def load_numbers(pointer, rows, count, other=0.0):
-    """One number a row, and `other` beyond the end."""
-    return tl.load(pointer + rows, mask=rows < count, other=other)
-
-
-@triton.jit
-def load_levels(pointer, rows, count, SCORE: tl.constexpr):
-    """Levels, or aux. Beyond the end a 0 is loaded faster, but for some scores it makes NaN of what has weight 0."""
-    if SCORE == scores.PENUMBRAL or SCORE == scores.UMBRAL:
-        return load_numbers(pointer, rows, count)
-    else:
-        return load_numbers(pointer, rows, count, 1.0)
+# What SUMS is: 0 for float32, IN_REGISTERS for half precision, or IN_TENSOR_MEMORY where the GPU has one for sums of
+# products. There an addition takes fewer instructions than a sum that starts from registers.
+IN_REGISTERS = tl.constexpr(1)
+IN_TENSOR_MEMORY = tl.constexpr(2)
 
 
 @triton.jit
@@ -63,67 +27,6 @@ def product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr, start=None):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, start, input_precision="tf32" if PRECISION == "tf32" else "ieee")
-
-
-@triton.jit
-def places_of_parts(PARTS, head, start, count, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where the first SLOTS of WIDTH numbers a token are, from `start` on. There are whole blocks, 0 beyond `count`."""
-    rows, slots = tl.arange(0, ROWS), tl.arange(0, SLOTS)
-    first = (head * tl.cdiv(count, WHOLE) * WHOLE + start) * WIDTH
-    return PARTS + first + (rows[:, None] * WIDTH + slots[None, :])
-
-
-@triton.jit
-def load_others(PARTS, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
-    """The parts of tokens, for sums over all pairs of one of them with one of a program's own; nothing without SUMS.
-
-    On the tensor cores such sums are products, for a quarter of the instructions that additions take. For each token
-    there are three 1s and then numbers, as three bfloat16 each, which add up to float32: squared norm, level, squared
-    height (kinds 1, 2, 3). A sum OWN a + OTHER b has a side for each own token, in which the parts of a, times OWN,
-    meet the 1s of the other, and three times OTHER meets the parts of b.
-    """
-    if SUMS:
-        parts = tl.load(places_of_parts(PARTS, head, start, count, ROWS, SLOTS))
-        return parts, parts, parts, parts
-    else:
-        return None, None, None, None
-
-
-@triton.jit
-def sides_of_queries(SIDES_OF_QUERIES, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
-    """The sides of queries: for sums of squares, q - k, q + k, and z^2 - y^2, y being the query's height.
-
-    They come from memory as they are. (What is computed in registers would be multiplied from there, and on sm_90 all
-    products of the kernel would wait for each other then.)
-    """
-    if SUMS:
-        places = places_of_parts(SIDES_OF_QUERIES, head, start, count, ROWS, SIDES * SLOTS)
-        return tl.load(places), tl.load(places + SLOTS), tl.load(places + 2 * SLOTS), tl.load(places + 3 * SLOTS)
-    else:
-        return None, None, None, None
-
-
-@triton.jit
-def side_of_keys(places, KIND: tl.constexpr, OWN: tl.constexpr, OTHER: tl.constexpr):
-    """One side of keys, made of their parts."""
-    slots = tl.arange(0, SLOTS)[None, :]
-    own = tl.load(places + 3 * KIND, mask=slots < 3, other=0.0).to(tl.float32) * OWN
-    return tl.where(slots // 3 == KIND, OTHER, own).to(tl.bfloat16)
-
-
-@triton.jit
-def sides_of_keys(PARTS, head, start, count, SUMS: tl.constexpr, ROWS: tl.constexpr):
-    """The same of keys, which one kernel alone needs; from memory it would take more instructions."""
-    if SUMS:
-        places = places_of_parts(PARTS, head, start, count, ROWS, SLOTS)
-        return (
-            side_of_keys(places, 1, 1.0, 1.0),
-            side_of_keys(places, 2, -1.0, 1.0),
-            side_of_keys(places, 2, 1.0, 1.0),
-            side_of_keys(places, 3, -1.0, 1.0),
-        )
-    else:
-        return None, None, None, None
 
 
 @triton.jit
@@ -152,22 +55,14 @@ def gradient_product(w, tile, ROUND: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def load_coordinate(pointer, start, count, width, i, ROWS: tl.constexpr):
-    """The i-th number of rows from `start` on, in float32; 0 beyond the end."""
-    rows = tl.arange(0, ROWS)
-    place = pointer + tl.cast(start, tl.int64) * width
-    return tl.load(place + (rows * width + i), mask=start + rows < count, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def direct_distance_sq(
     Q, K, first_row, first_column, length, keys, positions, coordinates, BM: tl.constexpr, BN: tl.constexpr
 ):
     """The squared distances of a tile from the differences of its positions."""
     total = tl.zeros([BM, BN], tl.float32)
     for i in range(coordinates):
-        q = load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
-        k = load_coordinate(K, first_column, keys, positions, i, BN)
+        q = memory.load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
+        k = memory.load_coordinate(K, first_column, keys, positions, i, BN)
         difference = q[:, None] - k[None, :]
         total += difference * difference
     return total
@@ -180,8 +75,8 @@ def direct_excess(
     """Squared distances without the query's |q|^2, as k (k - 2q), which does not round what is left out."""
     total = tl.zeros([BM, BN], tl.float32)
     for i in range(coordinates):
-        q = load_coordinate(Q, first_row, length, positions, i, BM)
-        k = load_coordinate(K, first_column, keys, positions, i, BN)
+        q = memory.load_coordinate(Q, first_row, length, positions, i, BM)
+        k = memory.load_coordinate(K, first_column, keys, positions, i, BN)
         total += (q[:, None] + k[None, :]) * k[None, :]
     return total
 
@@ -194,8 +89,8 @@ def direct_gradient(
     """Adds the sums of w (k - q) over the keys, or twice those over the queries, from the differences themselves."""
     places = tl.arange(0, PADDED)[None, :]
     for i in range(coordinates):
-        q = load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
-        k = load_coordinate(K, first_column, keys, positions, i, BN)
+        q = memory.load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
+        k = memory.load_coordinate(K, first_column, keys, positions, i, BN)
         step = w * (k[None, :] - q[:, None])
         grad += tl.where(places == i, (tl.sum(step, 1) if TO_QUERY else 2 * tl.sum(step, 0))[:, None], 0.0)
     return grad
@@ -277,8 +172,7 @@ def measure(
         else:
             return m, m, True
     elif MEASURE == "bounded":
-        squares = product(q_sides[0], tl.trans(k_sides[0]), "bf16", WIDEN)
-        m = product(q, tl.trans(k), ROUND, WIDEN, squares)
+        m = product(q, tl.trans(k), ROUND, WIDEN, sum_of(0, q_sides, k_sides, WIDEN))
         if scores.PENUMBRAL <= SCORE and SCORE < scores.FINITE_CONE:
             return m, m, False
         else:
@@ -303,67 +197,78 @@ def measure(
 
 
 @triton.jit
-def levels_of(
+def sum_of(NUMBER: tl.constexpr, q_sides, k_sides, WIDEN: tl.constexpr, start=None):
+    """One of the sums of sums.py over all pairs of a tile; one of the two has sides, and the other parts."""
+    return product(q_sides[NUMBER], k_sides[NUMBER], "bf16", WIDEN, start)
+
+
+@triton.jit
+def terms_of(
     m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides,
     SCORE: tl.constexpr, OF_QUERY: tl.constexpr, SUMS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """For all pairs of a tile, the difference of their levels, q - k, and their sum; and for penumbral cones two more.
-
-    These are D^2 + z^2 - y^2 and 4 y^2, D the reach and y and z the heights of the two points. With SUMS, y is that of
-    a program's own token, which it has at hand. In float32 it is that of the query, so that all kernels find the same
-    scores. Umbral cones have the excess of a pair in the place of the first.
-    """
+    """What the scores of a tile are made of besides its measures, for all pairs: see scores.py."""
     if SUMS:
-        difference = product(q_sides[1], tl.trans(k_sides[1]), "bf16", WIDEN)
-        both = product(q_sides[2], tl.trans(k_sides[2]), "bf16", WIDEN)
+        difference = sum_of(1, q_sides, k_sides, WIDEN)
+        second = sum_of(2, q_sides, k_sides, WIDEN)
     else:
         difference = q_level[:, None] - k_level[None, :]
-        both = q_level[:, None] + k_level[None, :]
+        second = q_level[:, None] + k_level[None, :]
     if SCORE < scores.PENUMBRAL or SCORE >= scores.UMBRAL:
-        return difference, both, excess, m
+        return difference, second, excess
     elif SUMS:
-        lean = product(q_sides[3], tl.trans(k_sides[3]), "bf16", WIDEN, scores.reach_sq(m, difference))
-        return difference, both, lean, (q_aux[:, None] if OF_QUERY else k_aux[None, :])
+        if SUMS == IN_TENSOR_MEMORY:
+            squares = sum_of(4, q_sides, k_sides, WIDEN) + m
+        else:
+            squares = sum_of(4, q_sides, k_sides, WIDEN, m)
+        base = sum_of(3, q_sides, k_sides, WIDEN)
+        apart_sq = sum_of(5, q_sides, k_sides, WIDEN)
+        return difference, second, base, squares, apart_sq, sum_of(6, q_sides, k_sides, WIDEN)
     else:
-        apart = difference * (2 * a - both)  # y^2 - z^2, since y^2 = level (2h - level)
-        return difference, both, scores.reach_sq(m, difference) - apart, q_aux[:, None]
+        room = 4 * a - 2 * second
+        apart = difference * room  # 2 (y^2 - z^2), since y^2 = level (2h - level)
+        squares = scores.reach_sq(m, difference) + (q_aux[:, None] + k_aux[None, :])
+        base = second * (4 * a - second) + scores.TINY
+        return difference, room, base, squares, apart * apart * 0.25, (apart if OF_QUERY else -apart)
 
 
 @triton.jit
 def scores_of(
-    m, difference, both, lean, four_sq, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
+    m, terms, q_sq, q_level, k_level, q_aux, k_aux, a, c, factor,
     MASK, mask_row, mask_column, rows, columns, length, keys,
-    SCORE: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    SCORE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     SLOPES: tl.constexpr = True, mark=None,
 ):  # fmt: skip
     """The scores of a tile in base 2, -inf where masked out. MASKED: "none", "boolean" or "float".
 
-    SLOPES: whether their slopes follow, as in backward. mark: NaN for keys that make NaN of every row that attends to
-    them, where their numbers do not (in a maximum NaN gets lost). Backward has none, since the log-sum-exp of such a
-    row is NaN.
+    With SCALED, what is beyond the last key is far off (see sums.py) and has no weight. SLOPES: whether their slopes
+    follow, as in backward. mark: NaN for keys that make NaN of every row that attends to them, where their numbers do
+    not (in a maximum NaN gets lost). Backward has none, since the log-sum-exp of such a row is NaN.
     """
     if SCORE == scores.UMBRAL and not SUMS:
-        s = scores.umbral_relative(m, lean, q_level[:, None], k_level[None, :], q_sq[:, None], q_aux[:, None], factor)
+        s = scores.umbral_relative(
+            m, terms[2], q_level[:, None], k_level[None, :], q_sq[:, None], q_aux[:, None], factor
+        )
     else:
-        s = scores.value(
-            SCORE, SUMS, m, difference, both, lean, four_sq, q_aux[:, None], k_aux[None, :], a, c, factor,
-            SUMS and SLOPES,
-        )  # fmt: skip
+        s = scores.value(SCORE, SUMS, m, terms, q_aux[:, None], k_aux[None, :], a, c, factor, SUMS and SLOPES)
     if mark is not None:
         s = s + mark[None, :]
-    seen = (columns < keys)[None, :]
-    if CAUSAL:
-        seen = seen & (columns[None, :] <= rows[:, None])
-    if MASKED != "none":
-        place = MASK + rows.to(tl.int64)[:, None] * mask_row + columns.to(tl.int64)[None, :] * mask_column
-        inside = (rows < length)[:, None] & (columns < keys)[None, :]
-        if MASKED == "boolean":
-            seen = seen & (tl.load(place, mask=inside, other=0) != 0)
-        else:
-            added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-            s = s + added * scores.LOG2_E
-            seen = seen & (added != float("-inf"))
-    return tl.where(seen, s, float("-inf"))
+    if SCALED and MASKED == "none" and not CAUSAL:
+        return s
+    else:
+        seen = (columns < keys)[None, :]
+        if CAUSAL:
+            seen = seen & (columns[None, :] <= rows[:, None])
+        if MASKED != "none":
+            place = MASK + rows.to(tl.int64)[:, None] * mask_row + columns.to(tl.int64)[None, :] * mask_column
+            inside = (rows < length)[:, None] & (columns < keys)[None, :]
+            if MASKED == "boolean":
+                seen = seen & (tl.load(place, mask=inside, other=0) != 0)
+            else:
+                added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+                s = s + added * scores.LOG2_E
+                seen = seen & (added != float("-inf"))
+        return tl.where(seen, s, float("-inf"))
 
 
 @triton.jit
@@ -374,8 +279,8 @@ def rows_with_near_keys(
     """1 for rows that attend to a near key in this tile, or are close already, else 0."""
     # With the squared distance as their score, pairs that are not masked out are finite.
     s = scores_of(
-        m, m, m, m, m, q_sq, close, close, close, columns, 1.0, 1.0, 1.0,
-        MASK, mask_row, mask_column, rows, columns, length, keys, scores.DOT, False, MASKED, CAUSAL,
+        m, (m, m, m), q_sq, close, close, close, columns, 1.0, 1.0, 1.0,
+        MASK, mask_row, mask_column, rows, columns, length, keys, scores.DOT, False, False, MASKED, CAUSAL,
     )  # fmt: skip
     near = (m < (q_sq * NEAR)[:, None]) & (s > float("-inf"))
     return tl.maximum(close, tl.max(tl.where(near, 1.0, 0.0), 1))
@@ -389,10 +294,3 @@ def kept(seed, row_numbers, columns, dropout_p):
     column = (row_numbers * 0).to(tl.uint32)[:, None] + columns.to(tl.uint32)[None, :]
     word, _, _, _ = tl.philox(seed, column, low, high, high * 0)
     return tl.where(tl.uint_to_uniform_float(word) >= dropout_p, 1 / (1 - dropout_p), 0.0)
-
-
-@triton.jit
-def constants(CONSTANTS, head, SCALED: tl.constexpr):
-    """a, b, c and factor of a head's score: CONSTANTS is [B, H, 4]."""
-    place = CONSTANTS + head * 4
-    return tl.load(place), tl.load(place + 1), tl.load(place + 2), (1.0 if SCALED else tl.load(place + 3))
