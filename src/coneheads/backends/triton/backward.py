@@ -54,14 +54,14 @@ def backward_rows(
     Where a query attends to almost one key, the gradients of its scores are small differences of numbers that are not:
     they cancel as they should only if the sum is that of the very numbers which the other kernels find.
     """
-    blocks = tl.cdiv(length, BM)
+    blocks, all_rows = tl.cdiv(length, BM), memory.rows_in_memory(length, SUMS)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     first_row = tl.program_id(0) % blocks * BM
     rows = first_row + tl.arange(0, BM)
     kv_head = head // group
-    Q += head * memory.rows_in_memory(length, SUMS) * positions
-    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
-    V += kv_head * keys * values
+    Q = memory.of_head(Q, head, length, positions, DP, SUMS)
+    K = memory.of_head(K, kv_head, keys, positions, DP, SUMS)
+    V = memory.of_head(V, kv_head, keys, values, DV, SUMS)
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
 
@@ -70,10 +70,11 @@ def backward_rows(
     q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
     q_sides = memory.load_sides(Q_SIDES, head, first_row, length, SCORE, SUMS, False, BM)
-    grad_out = memory.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
-    lse = memory.load_numbers(LSE + head * length, rows, length)
-    rest = memory.load_numbers(REST + head * length, rows, length)
-    shift = memory.load_numbers(SHIFT + head * length, rows, length)
+    grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
+    grad_out = memory.load_rows(grads_of_head, first_row, length, values, BM, DV, SUMS=SUMS)
+    lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
+    rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
+    shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
 
     total, products = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
@@ -84,7 +85,7 @@ def backward_rows(
         k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
-        v = memory.load_rows(V, start, keys, values, BN, DV)
+        v = memory.load_rows(V, start, keys, values, BN, DV, SUMS=SUMS)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
         m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
@@ -102,8 +103,8 @@ def backward_rows(
         total += tl.sum(weights_of(s, lse, rest, RESTS), 1)
         products += tl.sum(product, 1)
     total = tl.where(total == 0, 1.0, total)
-    tl.store(SHIFT + head * length + rows, shift - products / total, mask=rows < length)
-    tl.store(REST + head * length + rows, rest + tl.log2(total), mask=rows < length)
+    tl.store(SHIFT + head * all_rows + rows, shift - products / total, mask=rows < length)
+    tl.store(REST + head * all_rows + rows, rest + tl.log2(total), mask=rows < length)
 
 
 @triton.jit
@@ -117,14 +118,14 @@ def backward_queries(
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L]; with PARAMETERS also GRAD_PARAMETERS [2, B, H, L], a sum a row."""
-    blocks = tl.cdiv(length, BM)
+    blocks, all_rows = tl.cdiv(length, BM), memory.rows_in_memory(length, SUMS)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     first_row = tl.program_id(0) % blocks * BM
     rows = first_row + tl.arange(0, BM)
     kv_head = head // group
-    Q += head * memory.rows_in_memory(length, SUMS) * positions
-    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
-    V += kv_head * keys * values
+    Q = memory.of_head(Q, head, length, positions, DP, SUMS)
+    K = memory.of_head(K, kv_head, keys, positions, DP, SUMS)
+    V = memory.of_head(V, kv_head, keys, values, DV, SUMS)
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
 
@@ -133,10 +134,11 @@ def backward_queries(
     q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
     q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
     q_sides = memory.load_sides(Q_SIDES, head, first_row, length, SCORE, SUMS, False, BM)
-    grad_out = memory.load_rows(GRAD_OUT + head * length * values, first_row, length, values, BM, DV)
-    lse = memory.load_numbers(LSE + head * length, rows, length)
-    rest = memory.load_numbers(REST + head * length, rows, length)
-    shift = memory.load_numbers(SHIFT + head * length, rows, length)
+    grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
+    grad_out = memory.load_rows(grads_of_head, first_row, length, values, BM, DV, SUMS=SUMS)
+    lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
+    rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
+    shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
 
     grad = tl.zeros([BM, DP], tl.float32)  # the sum of w k
     pull = tl.zeros([BM], tl.float32)  # the sum of w
@@ -150,7 +152,7 @@ def backward_queries(
         k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
         k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
-        v = memory.load_rows(V, start, keys, values, BN, DV)
+        v = memory.load_rows(V, start, keys, values, BN, DV, SUMS=SUMS)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
         m, excess, any_near = tiles.measure(
             q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
@@ -181,9 +183,9 @@ def backward_queries(
     memory.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
     tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level * unit, mask=rows < length)
     if PARAMETERS:
-        all_rows = tl.num_programs(0).to(tl.int64) // blocks * length
+        of_all_heads = tl.num_programs(0).to(tl.int64) // blocks * length
         tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
-        tl.store(GRAD_PARAMETERS + all_rows + head * length + rows, second, mask=rows < length)
+        tl.store(GRAD_PARAMETERS + of_all_heads + head * length + rows, second, mask=rows < length)
 
 
 @triton.jit
@@ -197,15 +199,15 @@ def backward_keys(
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_K [B, Hkv, S, P], GRAD_K_LEVEL [B, Hkv, S], GRAD_V [B, Hkv, S, Ev]: over the queries of all heads."""
-    blocks = tl.cdiv(keys, BN)
+    blocks, all_rows = tl.cdiv(keys, BN), memory.rows_in_memory(length, SUMS)
     kv_head = (tl.program_id(0) // blocks).to(tl.int64)
     first_column = tl.program_id(0) % blocks * BN
     columns = first_column + tl.arange(0, BN)
-    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
-    V += kv_head * keys * values
+    K = memory.of_head(K, kv_head, keys, positions, DP, SUMS)
+    V = memory.of_head(V, kv_head, keys, values, DV, SUMS)
 
     k = memory.load_rows(K, first_column, keys, positions, BN, DP, coordinates)
-    v = memory.load_rows(V, first_column, keys, values, BN, DV)
+    v = memory.load_rows(V, first_column, keys, values, BN, DV, SUMS=SUMS)
     k_sq = memory.load_numbers(K_SQ + kv_head * keys, columns, keys)
     k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
     k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
@@ -217,7 +219,7 @@ def backward_keys(
     grad_v = tl.zeros([BN, DV], tl.float32)
     for member in range(group):
         head = kv_head * group + member
-        queries = Q + head * memory.rows_in_memory(length, SUMS) * positions
+        queries = memory.of_head(Q, head, length, positions, DP, SUMS)
         mask = MASK + head // heads * mask_batch + head % heads * mask_head
         a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
         for start in range(first_column // BM * BM if CAUSAL else 0, length, BM):
@@ -226,10 +228,11 @@ def backward_keys(
             q_sq = memory.load_numbers(Q_SQ + head * length, rows, length)
             q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
             q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
-            grad_out = memory.load_rows(GRAD_OUT + head * length * values, start, length, values, BM, DV)
-            lse = memory.load_numbers(LSE + head * length, rows, length)
-            rest = memory.load_numbers(REST + head * length, rows, length)
-            shift = memory.load_numbers(SHIFT + head * length, rows, length)
+            grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
+            grad_out = memory.load_rows(grads_of_head, start, length, values, BM, DV, SUMS=SUMS)
+            lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
+            rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
+            shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
             q_sides = memory.load_parts(Q_PARTS, head, start, length, SUMS, False, BM)
             m, excess, any_near = tiles.measure(
                 q, k, q_sq, k_sq, q_sides, k_sides, queries, K, start, first_column, length, keys, positions,
@@ -278,6 +281,7 @@ def backward_mask(
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_MASK, of the mask's own shape [B|1, H|1, L|1, S|1]: a program sums over all pairs that share an entry."""
+    all_rows = memory.rows_in_memory(length, SUMS)
     row_blocks = 1 if ONE_ROW else tl.cdiv(length, BM)
     column_blocks = 1 if ONE_COLUMN else tl.cdiv(keys, BN)
     program = tl.program_id(0).to(tl.int64)
@@ -290,8 +294,9 @@ def backward_mask(
         for other_head in range(heads // mask_heads):
             head = (own_batch + other_batch) * heads + own_head + other_head
             kv_head = head // group
-            queries = Q + head * memory.rows_in_memory(length, SUMS) * positions
-            keys_of_head = K + kv_head * memory.rows_in_memory(keys, SUMS) * positions
+            queries = memory.of_head(Q, head, length, positions, DP, SUMS)
+            keys_of_head = memory.of_head(K, kv_head, keys, positions, DP, SUMS)
+            values_of_head = memory.of_head(V, kv_head, keys, values, DV, SUMS)
             mask = MASK + head // heads * mask_batch + head % heads * mask_head
             a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
             for row in range(own_row, length if ONE_ROW else tl.minimum(own_row + BM, length), BM):
@@ -301,10 +306,11 @@ def backward_mask(
                 q_level = memory.load_levels(Q_LEVEL + head * length, rows, length, SCORE)
                 q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
                 q_sides = memory.load_sides(Q_SIDES, head, row, length, SCORE, SUMS, False, BM)
-                grad_out = memory.load_rows(GRAD_OUT + head * length * values, row, length, values, BM, DV)
-                lse = memory.load_numbers(LSE + head * length, rows, length)
-                rest = memory.load_numbers(REST + head * length, rows, length)
-                shift = memory.load_numbers(SHIFT + head * length, rows, length)
+                grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
+                grad_out = memory.load_rows(grads_of_head, row, length, values, BM, DV, SUMS=SUMS)
+                lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
+                rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
+                shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
                 for column in range(own_column, keys if ONE_COLUMN else tl.minimum(own_column + BN, keys), BN):
                     columns = column + tl.arange(0, BN)
                     k = memory.load_rows(keys_of_head, column, keys, positions, BN, DP, SUMS=SUMS)
@@ -324,7 +330,7 @@ def backward_mask(
                         factor, mask, mask_row, mask_column, rows, columns, length, keys,
                         SCORE, SUMS, SCALED, MASKED, CAUSAL,
                     )  # fmt: skip
-                    v = memory.load_rows(V + kv_head * keys * values, column, keys, values, BN, DV)
+                    v = memory.load_rows(values_of_head, column, keys, values, BN, DV, SUMS=SUMS)
                     grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
                     _, g = weights_and_gradients(
                         s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns,

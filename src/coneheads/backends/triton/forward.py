@@ -29,9 +29,9 @@ def forward(
     first_row = tl.program_id(0) % blocks * BM
     rows = first_row + tl.arange(0, BM)
     kv_head = head // group
-    Q += head * memory.rows_in_memory(length, SUMS) * positions
-    K += kv_head * memory.rows_in_memory(keys, SUMS) * positions
-    V += kv_head * keys * values
+    Q = memory.of_head(Q, head, length, positions, DP, SUMS)
+    K = memory.of_head(K, kv_head, keys, positions, DP, SUMS)
+    V = memory.of_head(V, kv_head, keys, values, DV, SUMS)
     MASK += head // heads * mask_batch + head % heads * mask_head
     a, b, c, factor = memory.constants(CONSTANTS, head, SCALED)
 
@@ -80,7 +80,7 @@ def forward(
         top = higher
         if DROPOUT:
             weights *= tiles.kept(tl.load(SEED), head * length + rows, columns, dropout_p)
-        v = memory.load_rows(V, start, keys, values, BN, DV)
+        v = memory.load_rows(V, start, keys, values, BN, DV, SUMS=SUMS)
         out = out * shrink[:, None] + tiles.product(weights.to(v.dtype), v, PRECISION, WIDEN)
     out = out / tl.where(total == 0, 1.0, total)[:, None]
     memory.store_rows(OUT + head * length * values, out, first_row, length, values, BM, DV)

@@ -120,7 +120,7 @@ class Call:
         self.mask_shape = mask.shape
         self.strides = tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
         seed = inputs.seed if inputs.seed is not None else torch.zeros((), dtype=torch.int64, device=q.device)
-        value = _contiguous(inputs.value, self.dtype)
+        value = self.whole(_contiguous(inputs.value, self.dtype))
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
         (q_parts, q_sides), (k_parts, k_sides) = (none, none), (none, none)
         if self.sums:
@@ -166,9 +166,12 @@ class Call:
         dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         # A distance takes -2 q k: the factor is put into the positions of the queries.
         q, k = (_contiguous(self._aligned(t), dtype) for t in (-2 * q, k))
-        if self.sums:
-            q, k = sums.in_whole_tiles(q), sums.in_whole_tiles(k)
+        q, k = self.whole(q), self.whole(k)
         return (_as_tf32(q), _as_tf32(k)) if self.round == "tf32" and not self.direct else (q, k)
+
+    def whole(self, rows: Tensor, width: int | None = None) -> Tensor:
+        """[B, H, L, N] in whole tiles, if the kernels read these. What is whole already stays as it is."""
+        return sums.in_whole_tiles(rows, width or _padded(rows.shape[-1])) if self.sums else rows
 
     def _parts_and_sides(self, norm_sq: Tensor, level: Tensor, sign: int) -> tuple[Tensor, Tensor]:
         if isinstance(self.score, Penumbral):
@@ -344,7 +347,11 @@ def backward(
         rounded = exact.float()
         exact_rows = call.dtype == torch.float32 or call.keys <= FEW_KEYS
         shift = grad_lse.float() if exact_rows else grad_lse.float() - (grad_out * out).sum(-1)
-        saved = (_contiguous(grad_out, call.dtype), rounded, (exact - rounded).float(), shift.contiguous())
+        by_query = (rounded, (exact - rounded).float(), shift)
+        saved = (
+            call.whole(_contiguous(grad_out, call.dtype)),
+            *(call.whole(number.contiguous()[..., None], 1) for number in by_query),
+        )
         # With sums, scores of forward and backward differ by more than what is left, but where rows are made exact.
         rests = exact_rows or not call.sums
         if exact_rows:

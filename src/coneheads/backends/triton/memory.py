@@ -19,7 +19,7 @@ def load_rows(
 ):
     """Rows of `width` numbers from `start` on, all or the first `used` numbers of them, as a tile [ROWS, PADDED].
 
-    It is 0 beyond both ends. With SUMS, these are positions, of which there are whole tiles in memory.
+    It is 0 beyond both ends. With SUMS there are whole tiles in memory.
     """
     rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
     if SUMS:
@@ -32,8 +32,14 @@ def load_rows(
 
 @triton.jit
 def rows_in_memory(count, SUMS: tl.constexpr):
-    """Of a head's positions: whole tiles, with SUMS."""
+    """Of a head: whole tiles, with SUMS."""
     return tl.cdiv(count, WHOLE) * WHOLE if SUMS else count
+
+
+@triton.jit
+def of_head(pointer, head, count, width, PADDED: tl.constexpr, SUMS: tl.constexpr):
+    """Where the rows of a head begin; with SUMS they are as wide as a tile."""
+    return pointer + head * rows_in_memory(count, SUMS) * (PADDED if SUMS else width)
 
 
 @triton.jit
@@ -46,9 +52,12 @@ def store_rows(pointer, tile, start, count, width, ROWS: tl.constexpr, PADDED: t
 
 
 @triton.jit
-def load_numbers(pointer, rows, count, other=0.0):
-    """One number a row, and `other` beyond the end."""
-    return tl.load(pointer + rows, mask=rows < count, other=other)
+def load_numbers(pointer, rows, count, other=0.0, SUMS: tl.constexpr = False):
+    """One number a row, and `other` beyond the end. With SUMS there are whole tiles in memory."""
+    if SUMS:
+        return tl.load(pointer + rows)
+    else:
+        return tl.load(pointer + rows, mask=rows < count, other=other)
 
 
 @triton.jit

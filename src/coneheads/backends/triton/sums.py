@@ -27,9 +27,10 @@ FAR = 2.0**126
 Slots = list[Tensor | float]
 
 
-def in_whole_tiles(tokens: Tensor) -> Tensor:
-    """[..., L, N] with rows of 0 after the last, so that tiles are read without a look at where they end."""
-    return pad(tokens, (0, 0, 0, -tokens.shape[-2] % WHOLE))
+def in_whole_tiles(rows: Tensor, width: int) -> Tensor:
+    """[..., L, N] with 0s after the last of each row and after the last row, so that tiles are read without a mask."""
+    missing = (width - rows.shape[-1], -rows.shape[-2] % WHOLE)
+    return pad(rows, (0, missing[0], 0, missing[1])) if any(missing) else rows
 
 
 def with_16_bits(level: Tensor, light_height: Tensor) -> Tensor:
@@ -57,8 +58,8 @@ def _stacked(slots: Slots, like: Tensor) -> Tensor:
 
 def _in_memory(parts: Slots, sides: list[Slots], like: Tensor, *, far: bool) -> tuple[Tensor, Tensor]:
     """Parts [..., L', 16] and sides [..., L', 16 * sums], L' in whole tiles. far: see FAR."""
-    all_parts = in_whole_tiles(_stacked(parts, like))
-    all_sides = in_whole_tiles(torch.cat([_stacked(side, like) for side in sides], -1))
+    all_parts = in_whole_tiles(_stacked(parts, like), SLOTS)
+    all_sides = in_whole_tiles(torch.cat([_stacked(side, like) for side in sides], -1), SLOTS * len(sides))
     if far:
         end = like.shape[-1]
         all_parts[..., end:, 3] = FAR

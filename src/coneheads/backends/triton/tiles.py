@@ -217,7 +217,7 @@ def terms_of(
     if SCORE < scores.PENUMBRAL or SCORE >= scores.UMBRAL:
         return difference, second, excess
     elif SUMS:
-        if SUMS == IN_TENSOR_MEMORY:
+        if SUMS == IN_TENSOR_MEMORY and m.shape[0] >= 64:  # smaller products are summed in registers
             squares = sum_of(4, q_sides, k_sides, WIDEN) + m
         else:
             squares = sum_of(4, q_sides, k_sides, WIDEN, m)
