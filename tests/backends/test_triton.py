@@ -1,6 +1,7 @@
 """The Triton backend: its kernels in Triton's interpreter, when it serves a call, and a triton that is not there."""
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -127,15 +128,15 @@ def test_score_without_a_kernel_is_left_to_others():
 @needs_triton
 @without_interpreter
 def test_every_kernel_has_blocks_for_every_score_size_and_dtype():
-    from coneheads.backends.triton import blocks
+    from coneheads.backends.triton import blocks, memory
 
-    for kernel in blocks.BLOCKS:
-        for score in range(11):
-            for dtype in triton.DTYPES:
-                for width in (16, 32, 64, 128, 256):
-                    default, *others = blocks.declared_blocks(kernel, score, width, dtype)
-                    assert default == blocks.default_blocks(kernel, score, width, dtype)
-                    assert len(others) == len({default, *others}) - 1
+    sizes = itertools.product(blocks.BLOCKS, range(11), (16, 32, 64, 128, 256), triton.DTYPES, (False, True))
+    for chosen_by in sizes:
+        default, *others = blocks.declared_blocks(*chosen_by)
+        assert default == blocks.default_blocks(*chosen_by)
+        assert len(others) == len({default, *others}) - 1
+        for block in (default, *others):  # there are whole tiles in memory, of this many rows and columns
+            assert memory.WHOLE.value % block.rows == memory.WHOLE.value % block.columns == 0
 
 
 @needs_triton
@@ -146,6 +147,19 @@ def test_blocks_of_a_score_go_before_those_of_its_kernel():
     for (kernel, score, dtype, width), own in blocks.BLOCKS_OF_SCORES.items():
         assert own != blocks.BLOCKS[kernel][dtype == torch.float32, width]  # else it says nothing new
         assert blocks.default_blocks(kernel, score, width, dtype) == own
+    for (kernel, score, dtype, width), own in blocks.BLOCKS_WITH_TENSOR_MEMORY.items():
+        assert own != blocks.default_blocks(kernel, score, width, dtype)
+        assert blocks.default_blocks(kernel, score, width, dtype, True) == own
+
+
+@needs_triton
+@pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), False), ((10, 0), True), ((12, 0), False)])
+def test_which_gpus_have_a_memory_for_sums(capability, has, monkeypatch):
+    from coneheads.backends.triton import launch
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert launch.has_tensor_memory.__wrapped__(torch.device("cuda", 0)) == has
+    assert not launch.has_tensor_memory.__wrapped__(torch.device("cpu"))
 
 
 # --- A triton that is not there --------------------------------------------------------------------------------------

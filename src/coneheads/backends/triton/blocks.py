@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -71,26 +71,32 @@ BLOCKS["backward_mask"] = {
     (False, 64): Blocks(16, 64, 8, 1),
     (False, 128): Blocks(16, 32, 8, 1),
 }
+PENUMBRAL = [scores.PENUMBRAL.value + i for i in range(3)]  # by read-out
+UMBRAL = [scores.UMBRAL.value + i for i in range(3)]
 # What some scores have instead, by dtype. Angles and hyperbolic functions take many registers, and would spill with the
-# blocks above, on sm_100 at least. float16 is multiplied as tf32 in places, which takes more instructions a tile: the
-# scores that have the registers for it spread them over more pairs.
+# blocks above, on sm_100 at least. Cones in half precision read three or seven sides of each row (see sums.py): with
+# fewer rows and more columns they do so less often. float16 is multiplied as tf32 in places, which takes more
+# instructions a tile: the scores that have the registers for it spread them over more pairs.
 BLOCKS_OF_SCORES: dict[tuple[str, int, torch.dtype, int], Blocks] = {
     ("backward_queries", scores.FINITE_CONE.value, torch.float32, 64): Blocks(32, 16, 8, 1),
     ("backward_keys", scores.FINITE_CONE.value, torch.float32, 64): Blocks(16, 32, 8, 1),
     ("backward_keys", scores.HYPERBOLOID.value, torch.float16, 128): Blocks(16, 32, 4, 1),
     ("backward_keys", scores.HYPERBOLOID.value, torch.bfloat16, 128): Blocks(16, 32, 4, 1),
-    ("backward_keys", scores.DOT.value, torch.float16, 64): Blocks(64, 32, 4, 1),
-    ("backward_keys", scores.UMBRAL.value, torch.float16, 64): Blocks(64, 32, 4, 1),
-    ("backward_keys", scores.UMBRAL.value + 1, torch.float16, 64): Blocks(64, 32, 4, 1),
-    ("backward_keys", scores.UMBRAL.value + 2, torch.float16, 64): Blocks(64, 32, 4, 1),
+    **{("backward_queries", score, torch.bfloat16, 64): Blocks(16, 64, 4, 2) for score in PENUMBRAL + UMBRAL},
+    **{("backward_keys", score, torch.float16, 64): Blocks(64, 32, 4, 1) for score in [scores.DOT.value, *UMBRAL]},
+    **{("backward_keys", score, torch.float16, 64): Blocks(64, 32, 4, 2) for score in PENUMBRAL},
+}
+# And where sums of products have a memory of their own, from which 64 rows would be read into registers at once.
+BLOCKS_WITH_TENSOR_MEMORY: dict[tuple[str, int, torch.dtype, int], Blocks] = {
+    ("backward_keys", score, torch.float16, 64): Blocks(32, 32, 4, 1) for score in PENUMBRAL
 }
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 
 
-def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> Blocks:
+def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, tensor_memory: bool = False) -> Blocks:
     """What a kernel is started with where nothing is tried.
 
-    score: its number in scores.py. width: the larger of positions and values, padded.
+    score: its number in scores.py. width: the larger of positions and values, padded. tensor_memory: see launch.py.
     """
     if interpreted():
         return IN_THE_INTERPRETER
@@ -98,12 +104,17 @@ def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> B
     most, blocks = next(
         (most, blocks) for (of_single, most), blocks in BLOCKS[kernel].items() if of_single == single and width <= most
     )
-    return BLOCKS_OF_SCORES.get((kernel, score, dtype, most), blocks)
+    key = (kernel, score, dtype, most)
+    if tensor_memory and key in BLOCKS_WITH_TENSOR_MEMORY:
+        return BLOCKS_WITH_TENSOR_MEMORY[key]
+    return BLOCKS_OF_SCORES.get(key, blocks)
 
 
-def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> list[Blocks]:
+def declared_blocks(
+    kernel: str, score: int, width: int, dtype: torch.dtype, tensor_memory: bool = False
+) -> list[Blocks]:
     """The small set that is tried once for each class of shapes, score and dtype, the default first."""
-    default = default_blocks(kernel, score, width, dtype)
+    default = default_blocks(kernel, score, width, dtype, tensor_memory)
     # In half precision backward has few pairs a thread, and what is done once a tile counts as much as what is done a
     # pair: twice as many take up to a third fewer instructions each at E = 64, but more registers.
     more_pairs = kernel != "forward" and dtype != torch.float32
@@ -113,3 +124,16 @@ def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype) -> 
         default._replace(columns=2 * default.columns),
     ]
     return [default, *others]
+
+
+_TUNED: dict[tuple[Any, ...], Any] = {}
+
+
+def tuned(kernel: Any, chosen_by: tuple[str, int, int, torch.dtype, bool]) -> Any:
+    """The kernel that tries its declared blocks once for each class of shapes."""
+    key = (kernel, *chosen_by)
+    if key not in _TUNED:
+        configs = [blocks.config() for blocks in declared_blocks(*chosen_by)]
+        classes = ["SCORE", "MASKED", "CAUSAL", "DROPOUT", "PRECISION", "LENGTH_CLASS", "DP", "DV"]
+        _TUNED[key] = triton.autotune(configs=configs, key=classes)(kernel)
+    return _TUNED[key]

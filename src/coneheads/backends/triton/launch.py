@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.triton import backward as backward_kernels
-from coneheads.backends.triton import interpreted, number_of, scores, sums
-from coneheads.backends.triton.blocks import declared_blocks
+from coneheads.backends.triton import interpreted, number_of, scores, sums, tiles
+from coneheads.backends.triton.blocks import declared_blocks, tuned
 from coneheads.backends.triton.forward import forward as forward_kernel
 from coneheads.scores import (
     FinitePenumbral,
@@ -135,7 +135,7 @@ class Call:
         self.compiled: dict[str, Any] = {
             "SCORE": number,
             "MEASURE": self._measure(),
-            "SUMS": (2 if has_tensor_memory(q.device) else 1) if self.sums else 0,
+            "SUMS": self._where_to_sum(),
             "SCALED": self.scaled,
             "ONES": self.ones,
             "MASKED": self.masked,
@@ -148,6 +148,13 @@ class Call:
             "DP": _padded(self.positions),
             "DV": _padded(self.values),
         }
+
+    def _where_to_sum(self) -> int:
+        """What the kernels call SUMS: see tiles.py."""
+        if not self.sums:
+            return 0
+        in_memory = has_tensor_memory(self.inputs.points.q.device)
+        return (tiles.IN_TENSOR_MEMORY if in_memory else tiles.IN_REGISTERS).value
 
     def _stored(self, q: Tensor, k: Tensor, group: int) -> tuple[Tensor, Tensor]:
         """Positions as products read them: in half precision where its range allows, else in float32.
@@ -279,7 +286,8 @@ class Call:
         programs: what a program owns, "rows" of queries or "columns" of keys.
         """
         width = max(self.compiled["DP"], self.compiled["DV"])
-        blocks = declared_blocks(name, self.number, width, self.dtype)
+        chosen_by = (name, self.number, width, self.dtype, has_tensor_memory(self.tensors[0].device))
+        blocks = declared_blocks(*chosen_by)
 
         def grid(meta: dict[str, Any]) -> tuple[int]:
             if programs == "rows":
@@ -301,20 +309,7 @@ class Call:
                 options = {} if interpreted() else block.options
                 kernel[grid](*arguments, **compiled, BM=block.rows, BN=block.columns, **options)
             else:
-                _tuned(name, kernel, self.number, width, self.dtype)[grid](*arguments, **compiled)
-
-
-_TUNED: dict[tuple[Any, ...], Any] = {}
-
-
-def _tuned(name: str, kernel: Any, score: int, width: int, dtype: torch.dtype) -> Any:
-    """The kernel that tries its declared blocks once for each class of shapes."""
-    key = (kernel, score, width, dtype)
-    if key not in _TUNED:
-        configs = [blocks.config() for blocks in declared_blocks(name, score, width, dtype)]
-        classes = ["SCORE", "MASKED", "CAUSAL", "DROPOUT", "PRECISION", "LENGTH_CLASS", "DP", "DV"]
-        _TUNED[key] = triton.autotune(configs=configs, key=classes)(kernel)
-    return _TUNED[key]
+                tuned(kernel, chosen_by)[grid](*arguments, **compiled)
 
 
 def forward(inputs: FusedInputs) -> tuple[Tensor, Tensor]:
