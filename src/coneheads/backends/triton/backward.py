@@ -313,7 +313,7 @@ def backward_mask(
                 shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
                 for column in range(own_column, keys if ONE_COLUMN else tl.minimum(own_column + BN, keys), BN):
                     columns = column + tl.arange(0, BN)
-                    k = memory.load_rows(keys_of_head, column, keys, positions, BN, DP, SUMS=SUMS)
+                    k = memory.load_rows(keys_of_head, column, keys, positions, BN, DP)  # masks save registers here
                     k_sq = memory.load_numbers(K_SQ + kv_head * keys, columns, keys)
                     k_level = memory.load_levels(K_LEVEL + kv_head * keys, columns, keys, SCORE)
                     k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)

@@ -71,24 +71,33 @@ BLOCKS["backward_mask"] = {
     (False, 64): Blocks(16, 64, 8, 1),
     (False, 128): Blocks(16, 32, 8, 1),
 }
-PENUMBRAL = [scores.PENUMBRAL.value + i for i in range(3)]  # by read-out
+PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE = (scores.PENUMBRAL.value + i for i in range(3))  # by read-out
 UMBRAL = [scores.UMBRAL.value + i for i in range(3)]
-# What some scores have instead, by dtype. Angles and hyperbolic functions take many registers, and would spill with the
-# blocks above, on sm_100 at least. Cones in half precision read three or seven sides of each row (see sums.py): with
-# fewer rows and more columns they do so less often. float16 is multiplied as tf32 in places, which takes more
-# instructions a tile: the scores that have the registers for it spread them over more pairs.
+# What some scores have instead, by dtype. Angles, logarithms and hyperbolic functions take many registers, and would
+# spill with the blocks above. Cones in half precision read three or seven sides of each row (see sums.py): with fewer
+# rows and more columns they do so less often. float16 is multiplied as tf32 in places, which takes more instructions a
+# tile: the scores that have the registers for it spread them over more pairs.
 BLOCKS_OF_SCORES: dict[tuple[str, int, torch.dtype, int], Blocks] = {
     ("backward_queries", scores.FINITE_CONE.value, torch.float32, 64): Blocks(32, 16, 8, 1),
     ("backward_keys", scores.FINITE_CONE.value, torch.float32, 64): Blocks(16, 32, 8, 1),
+    ("backward_keys", PENUMBRAL_DISTANCE, torch.float32, 64): Blocks(16, 32, 8, 1),
     ("backward_keys", scores.HYPERBOLOID.value, torch.float16, 128): Blocks(16, 32, 4, 1),
     ("backward_keys", scores.HYPERBOLOID.value, torch.bfloat16, 128): Blocks(16, 32, 4, 1),
-    **{("backward_queries", score, torch.bfloat16, 64): Blocks(16, 64, 4, 2) for score in PENUMBRAL + UMBRAL},
-    **{("backward_keys", score, torch.float16, 64): Blocks(64, 32, 4, 1) for score in [scores.DOT.value, *UMBRAL]},
-    **{("backward_keys", score, torch.float16, 64): Blocks(64, 32, 4, 2) for score in PENUMBRAL},
+    ("backward_keys", PENUMBRAL, torch.float16, 64): Blocks(64, 32, 4, 2),
+    ("backward_keys", PENUMBRAL_SQ, torch.float16, 64): Blocks(64, 32, 4, 2),
 }
-# And where sums of products have a memory of their own, from which 64 rows would be read into registers at once.
+for _score in (scores.DOT.value, *UMBRAL):
+    BLOCKS_OF_SCORES["backward_keys", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
+for _score in (PENUMBRAL, PENUMBRAL_DISTANCE, *UMBRAL):
+    BLOCKS_OF_SCORES["backward_queries", _score, torch.bfloat16, 64] = Blocks(16, 64, 4, 2)
+for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE):
+    BLOCKS_OF_SCORES["backward_mask", _score, torch.float16, 128] = Blocks(16, 64, 8, 1)
+# And where sums of products have a memory of their own, from which tiles of 64 rows are read into registers whole.
 BLOCKS_WITH_TENSOR_MEMORY: dict[tuple[str, int, torch.dtype, int], Blocks] = {
-    ("backward_keys", score, torch.float16, 64): Blocks(32, 32, 4, 1) for score in PENUMBRAL
+    ("forward", PENUMBRAL_SQ, torch.float16, 64): Blocks(64, 32, 4, 2),
+    ("forward", PENUMBRAL_DISTANCE, torch.float16, 64): Blocks(64, 32, 4, 2),
+    ("backward_keys", PENUMBRAL, torch.float16, 64): Blocks(32, 32, 4, 1),
+    ("backward_keys", PENUMBRAL_SQ, torch.float16, 64): Blocks(32, 32, 4, 1),
 }
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 

@@ -24,8 +24,6 @@ MARGIN = 2.0**-18
 # much that it has no weight, and no score or slope of it is infinite.
 FAR = 2.0**126
 
-Slots = list[Tensor | float]
-
 
 def in_whole_tiles(rows: Tensor, width: int) -> Tensor:
     """[..., L, N] with 0s after the last of each row and after the last row, so that tiles are read without a mask."""
@@ -40,48 +38,47 @@ def with_16_bits(level: Tensor, light_height: Tensor) -> Tensor:
     return torch.minimum(nearest, light)
 
 
-def _split(number: Tensor, count: int) -> Slots:
-    """As bfloat16 that add up to it, or to its first 8 `count` bits: each is nearest to what those before have left."""
-    parts: Slots = []
-    left = number.float()
+def _split(numbers: Tensor, count: int) -> Tensor:
+    """[..., count]: as bfloat16 that add up to them, or to their first 8 `count` bits, each nearest to what is left."""
+    parts, left = [], numbers.float()
     for _ in range(count):
-        parts.append(left.bfloat16().float())
-        left = left - parts[-1]
-    return parts
+        parts.append(left.bfloat16())
+        left = left - parts[-1].float()
+    return torch.stack(parts, -1)
 
 
-def _stacked(slots: Slots, like: Tensor) -> Tensor:
-    """[..., L, 16]; the slots that are not given are 0."""
-    columns = [slot if isinstance(slot, Tensor) else torch.full_like(like, slot) for slot in slots]
-    return pad(torch.stack(columns, -1), (0, SLOTS - len(columns)))
+def _sides(own: list[Tensor], others: list[tuple[int, int, int]]) -> Tensor:
+    """[..., L', sums, 16]: what is added of the own token to each sum, as three bfloat16, and what slots of the other
+    count for: from the first to before the last, so much. L' is L in whole tiles."""
+    numbers = torch.stack([number.float() for number in own], -1)
+    *shape, length, count = numbers.shape
+    sides = numbers.new_zeros((*shape, length + -length % WHOLE, count, SLOTS), dtype=torch.bfloat16)
+    sides[..., :length, :, :3] = _split(numbers, 3)
+    for number, (first, last, factor) in enumerate(others):
+        sides[..., :length, number, first:last] = factor
+    return sides
 
 
-def _in_memory(parts: Slots, sides: list[Slots], like: Tensor, *, far: bool) -> tuple[Tensor, Tensor]:
-    """Parts [..., L', 16] and sides [..., L', 16 * sums], L' in whole tiles. far: see FAR."""
-    all_parts = in_whole_tiles(_stacked(parts, like), SLOTS)
-    all_sides = in_whole_tiles(torch.cat([_stacked(side, like) for side in sides], -1), SLOTS * len(sides))
+def _finished(parts: Tensor, sides: Tensor, length: int, *, far: bool) -> tuple[Tensor, Tensor]:
+    """Parts [..., L', 16] and sides [..., L', 16 * sums], both with what fills up the last tile. far: see FAR."""
+    parts[..., :length, :3] = 1
     if far:
-        end = like.shape[-1]
-        all_parts[..., end:, 3] = FAR
-        all_sides[..., end:, 0] = FAR
-        all_sides[..., end:, 3:6] = 1
-    return all_parts.bfloat16(), all_sides.bfloat16()
+        parts[..., length:, 3] = FAR
+        sides[..., length:, 0, 0] = FAR
+        sides[..., length:, 0, 3:6] = 1
+    return parts, sides.flatten(-2)
 
 
 def of_levels(norm_sq: Tensor, level: Tensor, sign: int, *, far: bool) -> tuple[Tensor, Tensor]:
     """Parts and sides of tokens with squared norms and levels [..., L].
 
     The sums are those of the squared norms, the difference q - k of the levels, and their sum. sign: 1 for queries, -1
-    for keys.
+    for keys. In the slots are three 1s, three parts of the squared norm, and three of the level.
     """
-    norms, levels = _split(norm_sq, 3), _split(level, 3)
-    parts = [1.0] * 3 + norms + levels
-    sides = [
-        norms + [1.0] * 3,
-        [sign * part for part in levels] + [0.0] * 3 + [-float(sign)] * 3,
-        levels + [0.0] * 3 + [1.0] * 3,
-    ]
-    return _in_memory(parts, sides, norm_sq, far=far)
+    sides = _sides([norm_sq, sign * level, level], [(3, 6, 1), (6, 9, -sign), (6, 9, 1)])
+    parts, length = sides.new_zeros((*sides.shape[:-2], SLOTS)), norm_sq.shape[-1]
+    parts[..., :length, 3:9] = _split(torch.stack([norm_sq, level], -1), 3).flatten(-2)
+    return _finished(parts, sides, length, far=far)
 
 
 def of_penumbral(norm_sq: Tensor, level: Tensor, light_height: Tensor, sign: int) -> tuple[Tensor, Tensor]:
@@ -92,34 +89,27 @@ def of_penumbral(norm_sq: Tensor, level: Tensor, light_height: Tensor, sign: int
         squared norms;  L_q - L_k;  room 2 (t_q + t_k);  base M_q + M_k - 2 L_q L_k, where M = L (4h - L);
         squares 4h^2 - 2 t_q^2 - 2 t_k^2;  apart_sq (t_q^2 - t_k^2)^2;  apart 2 (t_other^2 - t_own^2).
 
-    A product of two numbers is that of their first 8 bits, and of these with the next 8: it is off by 2^-16, and M, t^2
-    and t^4 by 2^-17. That does not grow: base is a third of its terms at least, and apart_sq is divided by D^2 only
-    where D is above both depths.
+    In the slots are three 1s, three parts of the squared norm, two of L and the first again, two of M, two of t^2 and
+    the first again, and two of t^4. A product of two numbers is that of their first parts, and of these with the second
+    ones: it is off by 2^-16, and M, t^2 and t^4 by 2^-17. That does not grow: base is a third of its terms at least,
+    and apart_sq is divided by D^2 only where D is above both depths.
     """
-    h = light_height
-    depth_sq = (h - level.double()).square()
-    base = level * (4 * h - level) + TINY
-    norms, bases, squares = _split(norm_sq, 3), _split(base, 2), _split(depth_sq, 2)
-    high, low = _split(level, 2)
-    parts = [1.0] * 3 + norms + [high, low, high] + bases + [*squares, squares[0]] + _split(depth_sq.square(), 2)
-
-    none: Slots = [0.0] * 3
-
-    def side(
-        own: Slots, norm: float = 0, level: Slots = none, base: float = 0, square: Slots = none, fourth: float = 0
-    ) -> Slots:
-        return own + [norm] * 3 + level + [base] * 2 + square + [fourth] * 2
-
-    def times(factor: float, parts: Slots) -> Slots:
-        return [factor * part for part in parts]
-
-    sides = [
-        side(norms, norm=1.0),
-        side([*times(sign, [high, low]), 0.0], level=[-float(sign), -float(sign), 0.0]),
-        side(_split(4 * h * (1 + MARGIN) - 2 * level, 3), level=[-2.0, -2.0, 0.0]),
-        side(_split(base, 3), level=times(-2, [high, high, low]), base=1.0),
-        side(_split(4 * h.square() - 2 * depth_sq, 3), square=[-2.0, -2.0, 0.0]),
-        side(_split(depth_sq.square(), 3), square=times(-2, [squares[0], *squares]), fourth=1.0),
-        side(_split(-2 * depth_sq, 3), square=[2.0, 2.0, 0.0]),
-    ]
-    return _in_memory(parts, sides, norm_sq, far=True)
+    h, wide = light_height, level.double()
+    depth_sq = (h - wide).square()
+    base = wide * (4 * h - wide) + TINY
+    own = [
+        norm_sq, sign * level, 4 * h * (1 + MARGIN) - 2 * wide, base,
+        4 * h.square() - 2 * depth_sq, depth_sq.square(), -2 * depth_sq,
+    ]  # fmt: skip
+    others = [(3, 6, 1), (6, 8, -sign), (6, 8, -2), (9, 11, 1), (11, 13, -2), (14, 16, 1), (11, 13, 2)]
+    sides = _sides(own, others)
+    parts, length = sides.new_zeros((*sides.shape[:-2], SLOTS)), norm_sq.shape[-1]
+    pairs = _split(torch.stack([wide, base, depth_sq, depth_sq.square()], -1), 2)
+    parts[..., :length, 3:6] = _split(norm_sq, 3)
+    parts[..., :length, 9:11] = pairs[..., 1, :]
+    parts[..., :length, 14:] = pairs[..., 3, :]
+    for sum_of_products, slot, factor in ((3, 6, pairs[..., 0, :]), (5, 11, pairs[..., 2, :])):
+        high, low = factor.unbind(-1)
+        parts[..., :length, slot : slot + 3] = torch.stack([high, low, high], -1)
+        sides[..., :length, sum_of_products, slot : slot + 3] = -2 * torch.stack([high, high, low], -1)
+    return _finished(parts, sides, length, far=True)
