@@ -16,7 +16,7 @@ says; aux of both points, and the constants of the head:
       distance                                     gamma
     finite cones   gamma                           gamma log2 e / 2
     half_space     beta        offset              2 beta log2 e                 1/sqrt(height)
-    hyperboloid    beta        offset              2 beta log2 e                 functions.sinh(radius)
+    hyperboloid    beta        offset              2 beta log2 e                 sinh(radius)
 
 Lengths (positions, levels, and h) are SCALED in half precision if all numbers of a penumbral or umbral cone are fixed
 and it reads heights: in units in which factor is 1, so that no pair is multiplied by it. Nobody asks for gradients of
