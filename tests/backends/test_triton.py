@@ -153,6 +153,22 @@ def test_blocks_of_a_score_go_before_those_of_its_kernel():
 
 
 @needs_triton
+@without_interpreter
+def test_what_a_kernel_writes_over_is_restored_while_blocks_are_tried():
+    """A kernel runs many times then. Whatever it both loads and stores must be named."""
+    from coneheads.backends.triton import backward, blocks, forward
+
+    kernels = {name: getattr(backward, name) for name in blocks.BLOCKS if name != "forward"}
+    for name, kernel in {"forward": forward.forward, **kernels}.items():
+        written = set(re.findall(r"(?:tl\.store|memory\.store_rows)\(([A-Z_]+)", kernel.src))
+        read = set(re.findall(r"(?:tl\.load|memory\.load_\w+|memory\.of_head)\(([A-Z_]+)", kernel.src))
+        assert written, name
+        assert written & read == set(blocks.CHANGED.get(name, [])), name
+        tuned = blocks.tuned(kernel, (name, 2, 64, torch.float32, False))
+        assert tuned.restore_value == blocks.CHANGED.get(name, [])
+
+
+@needs_triton
 @pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), False), ((10, 0), True), ((12, 0), False)])
 def test_which_gpus_have_a_memory_for_sums(capability, has, monkeypatch):
     from coneheads.backends.triton import launch

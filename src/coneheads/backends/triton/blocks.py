@@ -135,6 +135,8 @@ def declared_blocks(
     return [default, *others]
 
 
+# What a kernel reads and writes again: while blocks are tried, it runs many times, and each has to find what was there.
+CHANGED = {"backward_rows": ["SHIFT", "REST"]}
 _TUNED: dict[tuple[Any, ...], Any] = {}
 
 
@@ -144,5 +146,6 @@ def tuned(kernel: Any, chosen_by: tuple[str, int, int, torch.dtype, bool]) -> An
     if key not in _TUNED:
         configs = [blocks.config() for blocks in declared_blocks(*chosen_by)]
         classes = ["SCORE", "MASKED", "CAUSAL", "DROPOUT", "PRECISION", "LENGTH_CLASS", "DP", "DV"]
-        _TUNED[key] = triton.autotune(configs=configs, key=classes)(kernel)
+        changed = CHANGED.get(chosen_by[0], [])
+        _TUNED[key] = triton.autotune(configs=configs, key=classes, restore_value=changed)(kernel)
     return _TUNED[key]

@@ -127,7 +127,7 @@ class Call:
             k_level = levels[1] + self.mark if self.scaled and marked else levels[1]
             q_parts, q_sides = self._parts_and_sides(q_sq - q_sq * NOISE, levels[0], 1)
             k_parts, k_sides = self._parts_and_sides(k_sq, k_level, -1)
-            k_sides = k_sides.mT.contiguous()  # see `load_side` in tiles.py
+            k_sides = k_sides.mT.contiguous()  # see `load_side` in memory.py
         parts = (q_parts, k_parts, q_sides, k_sides)
         self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, *parts, self._constants(), mask, seed)
         sizes = (self.heads, group, self.length, self.keys, self.positions, coordinates, self.values)
