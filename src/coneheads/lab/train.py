@@ -37,7 +37,12 @@ def run(config: TrainConfig) -> int:
     """Trains as the flags say, and prints what came out."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    folder = Path(config.out) if config.out is not None else default_folder(config)
+    _train_and_tell(config, Path(config.out) if config.out is not None else default_folder(config))
+    _part()
+    return 0
+
+
+def _train_and_tell(config: TrainConfig, folder: Path) -> None:
     trainer = Trainer(config, folder)
     with Progress(config.quiet or trainer.fabric.global_rank > 0, config.train.steps, config.task.name) as progress:
         progress.say(
@@ -47,7 +52,6 @@ def run(config: TrainConfig) -> int:
     if trainer.fabric.global_rank == 0:
         print(describe(done["metrics"], done["headline"], done["optimum"].get(done["headline"])))
         print(f"run in {folder}")
-    return 0
 
 
 def default_folder(config: TrainConfig) -> Path:
@@ -289,6 +293,16 @@ def _fabric(options: TrainOptions) -> Fabric:
     fabric = Fabric(strategy="ddp", devices=here, num_nodes=nodes, precision=precision)
     fabric.launch()
     return fabric
+
+
+def _part() -> None:
+    """From the other processes, before the interpreter ends: a thread of gloo that drops its last tensor while it does
+    aborts the process (https://github.com/pytorch/pytorch/issues/190489), and torchrun would call the run failed.
+
+    The threads end with the last that holds the group, and a model of DDP does: it must be gone by now.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _seed_dropout(seed: int, device: torch.device) -> None:
