@@ -150,11 +150,11 @@ class Call:
         }
 
     def _where_to_sum(self) -> int:
-        """What the kernels call SUMS: see tiles.py."""
+        """What the kernels call SUMS: see scores.py."""
         if not self.sums:
             return 0
         in_memory = has_tensor_memory(self.inputs.points.q.device)
-        return (tiles.IN_TENSOR_MEMORY if in_memory else tiles.IN_REGISTERS).value
+        return (scores.IN_TENSOR_MEMORY if in_memory else scores.IN_REGISTERS).value
 
     def _stored(self, q: Tensor, k: Tensor, group: int) -> tuple[Tensor, Tensor]:
         """Positions as products read them: in half precision where its range allows, else in float32.

@@ -39,6 +39,10 @@ UMBRAL = tl.constexpr(5)  # likewise
 FINITE_CONE = tl.constexpr(8)
 HALF_SPACE = tl.constexpr(9)
 HYPERBOLOID = tl.constexpr(10)
+# What SUMS is: 0 for float32, IN_REGISTERS for half precision, or IN_TENSOR_MEMORY where the GPU has one for sums of
+# products. Such a GPU, since sm_100, also computes in twos.
+IN_REGISTERS = tl.constexpr(1)
+IN_TENSOR_MEMORY = tl.constexpr(2)
 
 HEIGHT_SQ_FLOOR = tl.constexpr(1.8048513878454153e-35)  # e^-80: "distance" reads lower squared heights as this
 TINY = tl.constexpr(1e-37)  # squares that are divided by stay above it; a GPU may read what is much smaller as 0
@@ -63,7 +67,7 @@ def value(
     elif SCORE == LAPLACIAN:
         return tl.sqrt(m) * -factor
     elif SCORE < UMBRAL:
-        four_height_sq = _penumbral(SCORE, SUMS and not SLOPES, m, terms)
+        four_height_sq = _penumbral(SCORE, SUMS, SLOPES, m, terms)
         if SCORE == PENUMBRAL:
             if SLOPES:
                 return four_height_sq * (tl.rsqrt(four_height_sq) * -factor)
@@ -126,7 +130,7 @@ def slopes(
         return g * functions.inverse_root(m) * -a, g, -(g * tl.sqrt(m)), g
     elif SCORE < UMBRAL:
         level, other_level = (q_level, k_level) if OF_QUERY else (k_level, q_level)
-        return _penumbral_slopes(SCORE, OF_QUERY, g, m, terms, level, other_level, a, b, c, factor)
+        return _penumbral_slopes(SCORE, SUMS, OF_QUERY, g, m, terms, level, other_level, a, b, c, factor)
     elif SCORE < FINITE_CONE:
         height = (both + _reach(SCORE, m, difference, True)) * (a * 0.5)
         if SCORE == UMBRAL:
@@ -239,7 +243,7 @@ def _lca_slopes(ahead, distance):
 
 
 @triton.jit
-def _penumbral(SCORE: tl.constexpr, ROOTS: tl.constexpr, m, terms):
+def _penumbral(SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m, terms):
     """Four times the squared height of the lca or, where the pair has none, of the lowest light that would give one.
 
     With the levels L and depths t = h - L of the two points, D their reach, y and z their heights and A = y^2 - z^2,
@@ -248,29 +252,35 @@ def _penumbral(SCORE: tl.constexpr, ROOTS: tl.constexpr, m, terms):
     L_q + L_k + D: so its height is that of D (room - D) + base, while D is less than half of room. Beyond, it is that
     of squares + apart_sq / D^2. All that is added is positive.
 
-    ROOTS: root and inverse of m, as forward needs them, in half precision; else both from one inverse root of the
-    squared reach, which slopes need, and which is never 0.
+    Forward in half precision takes root and inverse of m; else both are from one inverse root of the squared reach,
+    which slopes need, and which is never 0.
     """
     difference, room, base, squares, apart_sq, apart = terms
-    if ROOTS:
+    if SUMS and not SLOPES:
         reach = _reach(SCORE, m, difference, False)
         inverse_sq = functions.inverse(m)
     else:
         reach = _reach(SCORE, m, difference, True)
         inverse = _inverse_reach(SCORE, m, difference)
         inverse_sq = inverse * inverse
-    rest = room - reach
-    return functions.fma_if_larger(reach, rest, apart_sq, inverse_sq, squares, tl.fma(reach, rest, base))
+    if SUMS == IN_TENSOR_MEMORY and not SLOPES:  # in backward this takes more moves than it saves
+        rest = functions.subtract_in_twos(room, reach)
+        below = functions.fma_in_twos(reach, rest, base)
+    else:
+        rest = room - reach
+        below = tl.fma(reach, rest, base)
+    return functions.fma_if_larger(reach, rest, apart_sq, inverse_sq, squares, below)
 
 
 @triton.jit
 def _penumbral_slopes(
-    SCORE: tl.constexpr, OF_QUERY: tl.constexpr, g, m, terms, level, other_level, h, gamma, inverse_h_sq, factor
+    SCORE: tl.constexpr, SUMS: tl.constexpr, OF_QUERY: tl.constexpr,
+    g, m, terms, level, other_level, h, gamma, inverse_h_sq, factor,
 ):  # fmt: skip
     """Through X, four times the squared height: below the light dX/dD = room - 2 D, which is also that for the sum of
     levels; beyond it, with a = A/D^2, half of dX/dy^2 is 1 + a, dX/dD^2 = (1 + a) (1 - a), and dy^2/dL = 2 (h - L)."""
     difference, room, base, squares, apart_sq, apart = terms
-    four_sq = _penumbral(SCORE, False, m, terms)
+    four_sq = _penumbral(SCORE, SUMS, True, m, terms)
     if SCORE == PENUMBRAL:
         g_sq = g * (tl.rsqrt(four_sq) * -factor)
         for_gamma = g * tl.sqrt(four_sq) * -0.5

@@ -7,14 +7,10 @@ backward find the same scores.
 import triton
 import triton.language as tl
 
-from coneheads.backends.triton import memory, scores
+from coneheads.backends.triton import functions, memory, scores
 
 # A squared distance |a|^2 + |b|^2 - 2ab below this share of |a|^2 has lost digits: float32 computes it directly.
 NEAR = tl.constexpr(0.2)
-# What SUMS is: 0 for float32, IN_REGISTERS for half precision, or IN_TENSOR_MEMORY where the GPU has one for sums of
-# products. There an addition takes fewer instructions than a sum that starts from registers.
-IN_REGISTERS = tl.constexpr(1)
-IN_TENSOR_MEMORY = tl.constexpr(2)
 
 
 @triton.jit
@@ -217,8 +213,9 @@ def terms_of(
     if SCORE < scores.PENUMBRAL or SCORE >= scores.UMBRAL:
         return difference, second, excess
     elif SUMS:
-        if SUMS == IN_TENSOR_MEMORY and m.shape[0] >= 64:  # smaller products are summed in registers
-            squares = sum_of(4, q_sides, k_sides, WIDEN) + m
+        if SUMS == scores.IN_TENSOR_MEMORY and m.shape[0] >= 64:
+            # fewer instructions than a sum that starts from registers, where smaller products are summed even there
+            squares = functions.add_in_twos(sum_of(4, q_sides, k_sides, WIDEN), m)
         else:
             squares = sum_of(4, q_sides, k_sides, WIDEN, m)
         base = sum_of(3, q_sides, k_sides, WIDEN)
