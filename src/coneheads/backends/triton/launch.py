@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.triton import backward as backward_kernels
-from coneheads.backends.triton import interpreted, number_of, scores, sums, tiles
+from coneheads.backends.triton import interpreted, number_of, scores, sums
 from coneheads.backends.triton.blocks import declared_blocks, tuned
 from coneheads.backends.triton.forward import forward as forward_kernel
 from coneheads.scores import (
