@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 sums = pytest.importorskip("coneheads.backends.triton.sums")
+scores = pytest.importorskip("coneheads.backends.triton.scores")
 
 HEIGHTS = [1.0, 0.7, 3.1]
 
@@ -43,19 +44,19 @@ def test_sums_of_penumbral_cones(light_height, of_query):
     wanted = {  # with what they may be off
         "norms": (norm, 1e-6 * norm),
         "difference": (sign * (a - b), 1e-15),
-        "room": (2 * (t + u) + 2 * h * sums.MARGIN, 2.1 * h * sums.MARGIN),
-        "base": ((a + b) * (4 * h - a - b) + 2e-37, 2**-15 * (a + b) * (4 * h - a - b) + 1e-38),
+        "both": (a + b, 1e-15),
         "squares": (4 * h.square() - 2 * t.square() - 2 * u.square(), 2**-15 * h.square()),
         "apart_sq": ((t.square() - u.square()).square(), 2**-14 * deepest**4),
-        "apart": (2 * (u.square() - t.square()), 2**-15 * deepest.square()),
+        "apart": (4 * t * (u.square() - t.square()), 2**-13 * (t + h * 2**-20) * deepest.square()),
     }
     assert own[1].shape[-1] == len(wanted) * sums.SLOTS
     for number, (name, (want, error)) in enumerate(wanted.items()):
         got = products(own, other, number)[..., :150, :130]
         assert ((got - want).abs() <= error).all(), f"{name}: off by up to {(got - want).abs().max():.2e}"
     # Rounding must not find a descendant of a point at the light beyond it.
-    room, difference = products(own, other, 2)[..., :150, :130].float(), (a - b).abs().float()
-    assert (2 * difference <= room).all()
+    both, difference = (products(own, other, number)[..., :150, :130].float() for number in (2, 1))
+    twice = both + difference.abs()
+    assert (twice <= (4 * h).float() * (1 + scores.MARGIN.value) - twice).all()
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -142,7 +142,7 @@ def backward_queries(
 
     grad = tl.zeros([BM, DP], tl.float32)  # the sum of w k
     pull = tl.zeros([BM], tl.float32)  # the sum of w
-    grad_level = tl.zeros([BM], tl.float32)
+    grad_level = tl.zeros([BM, BN], tl.float32)
     first, second = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
     for start in range(0, end, BN):
@@ -173,7 +173,8 @@ def backward_queries(
         if PARAMETERS:
             first += tl.sum(for_first, 1)
             second += tl.sum(for_second, 1)
-        grad_level += tl.sum(for_level, 1)
+        if SCORE >= scores.PENUMBRAL:
+            grad_level += for_level
         grad, pull = tiles.add_gradients(
             grad, pull, w, m, any_near, q_sq, k, Q, K, first_row, start, length, keys, positions, coordinates, True,
             MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
@@ -181,7 +182,7 @@ def backward_queries(
     unit = scores.unit(SCORE, SCALED, a, b)
     grad = tiles.gradient_of(q, pull, grad, coordinates, unit, True, MEASURE, ONES, DP)
     memory.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
-    tl.store(GRAD_Q_LEVEL + head * length + rows, grad_level * unit, mask=rows < length)
+    tl.store(GRAD_Q_LEVEL + head * length + rows, tl.sum(grad_level, 1) * unit, mask=rows < length)
     if PARAMETERS:
         of_all_heads = tl.num_programs(0).to(tl.int64) // blocks * length
         tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
@@ -255,7 +256,8 @@ def backward_keys(
                 SCORE, SUMS, SCALED, False, g, m, terms,
                 q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
             )  # fmt: skip
-            grad_level += for_level
+            if SCORE >= scores.PENUMBRAL:
+                grad_level += for_level
             grad, pull = tiles.add_gradients(
                 grad, pull, w, m, any_near, q_sq, q, queries, K, start, first_column, length, keys, positions,
                 coordinates, False, MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,

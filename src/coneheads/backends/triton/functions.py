@@ -38,22 +38,9 @@ def fma_if_larger(x, y, a, b, c, no):
 
 
 @triton.jit
-def fma_in_twos(x, y, z):
-    """x y + z, two numbers an instruction: GPUs have it since sm_100."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b64 x, y, z; mov.b64 x, {$2, $3}; mov.b64 y, {$4, $5}; mov.b64 z, {$6, $7};"
-            " fma.rn.f32x2 z, x, y, z; mov.b64 {$0, $1}, z; }",
-            "=f,=f,f,f,f,f,f,f", [x, y, z], tl.float32, True, 2,
-        )  # fmt: skip
-    else:
-        return tl.fma(x, y, z)
-
-
-@triton.jit
-def add_in_twos(x, y):
-    """x + y, likewise."""
-    if PTX:
+def add(x, y, TWOS: tl.constexpr):
+    """x + y; with TWOS, two of them are one instruction, which GPUs have since sm_100."""
+    if TWOS and PTX:
         return tl.inline_asm_elementwise(
             "{ .reg .b64 x, y; mov.b64 x, {$2, $3}; mov.b64 y, {$4, $5}; add.rn.f32x2 x, x, y; mov.b64 {$0, $1}, x; }",
             "=f,=f,f,f,f,f", [x, y], tl.float32, True, 2,
@@ -63,15 +50,27 @@ def add_in_twos(x, y):
 
 
 @triton.jit
-def subtract_in_twos(x, y):
+def subtract(x, y, TWOS: tl.constexpr):
     """x - y, likewise."""
-    if PTX:
+    if TWOS and PTX:
         return tl.inline_asm_elementwise(
             "{ .reg .b64 x, y; mov.b64 x, {$2, $3}; mov.b64 y, {$4, $5}; sub.rn.f32x2 x, x, y; mov.b64 {$0, $1}, x; }",
             "=f,=f,f,f,f,f", [x, y], tl.float32, True, 2,
         )  # fmt: skip
     else:
         return x - y
+
+
+@triton.jit
+def multiply(x, y, TWOS: tl.constexpr):
+    """x y, likewise."""
+    if TWOS and PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b64 x, y; mov.b64 x, {$2, $3}; mov.b64 y, {$4, $5}; mul.rn.f32x2 x, x, y; mov.b64 {$0, $1}, x; }",
+            "=f,=f,f,f,f,f", [x, y], tl.float32, True, 2,
+        )  # fmt: skip
+    else:
+        return x * y
 
 
 @triton.jit

@@ -81,9 +81,9 @@ def load_parts(PARTS, head, start, count, SUMS: tl.constexpr, OF_KEYS: tl.conste
         parts = tl.load(PARTS + first + (rows[:, None] * SLOTS + slots[None, :]))
         if OF_KEYS:
             parts = tl.trans(parts)
-        return parts, parts, parts, parts, parts, parts, parts
+        return parts, parts, parts, parts, parts, parts
     else:
-        return None, None, None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 @triton.jit
@@ -112,13 +112,12 @@ def load_sides(
     """
     if SUMS and scores.PENUMBRAL <= SCORE and SCORE < scores.UMBRAL:
         return (
-            load_side(SIDES, 0, 7, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 1, 7, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 2, 7, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 3, 7, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 4, 7, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 5, 7, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 6, 7, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 0, 6, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 1, 6, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 2, 6, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 3, 6, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 4, 6, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 5, 6, head, start, count, OF_KEYS, ROWS),
         )
     elif SUMS:
         return (

@@ -49,6 +49,11 @@ TINY = tl.constexpr(1e-37)  # squares that are divided by stay above it; a GPU m
 # A maximum of NaN and a number is the number, and so the root of what rounding has left below 0 needs no care; but for
 # the interpreter it is NaN.
 INTERPRETED = tl.constexpr(interpreted())
+# What an lca may be above the light, as a share of its height, before it counts as such: rounding must not find a
+# descendant of a point at the light beyond it. In half precision, where sums have 16 bits.
+MARGIN = tl.constexpr(2.0**-18)
+LEAST_DEPTH = tl.constexpr(2.0**-20)  # as a share of the light's height
+SMALL = tl.constexpr(1e-18)  # whose square is above TINY
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -67,7 +72,7 @@ def value(
     elif SCORE == LAPLACIAN:
         return tl.sqrt(m) * -factor
     elif SCORE < UMBRAL:
-        four_height_sq = _penumbral(SCORE, SUMS, SLOPES, m, terms)
+        four_height_sq = _penumbral(SCORE, SUMS, SLOPES, m, terms, a)
         if SCORE == PENUMBRAL:
             if SLOPES:
                 return four_height_sq * (tl.rsqrt(four_height_sq) * -factor)
@@ -243,19 +248,33 @@ def _lca_slopes(ahead, distance):
 
 
 @triton.jit
-def _penumbral(SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m, terms):
+def depth(level, h):
+    """Twice the depth below the light, 2 (h - level); not quite 0 at the light, since slopes divide by it."""
+    return tl.maximum(2 * (h - level), tl.maximum(h * LEAST_DEPTH, SMALL))
+
+
+@triton.jit
+def _below_light(SUMS: tl.constexpr, both, reach, h):
+    """Twice the level of the lca and what is left of it to 4h, which is more for an lca below the light."""
+    most = 4 * h * (1 + MARGIN) if SUMS else 4 * h
+    twice = functions.add(both, reach, SUMS == IN_TENSOR_MEMORY)
+    return twice, functions.subtract(most, twice, SUMS == IN_TENSOR_MEMORY)
+
+
+@triton.jit
+def _penumbral(SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m, terms, h):
     """Four times the squared height of the lca or, where the pair has none, of the lowest light that would give one.
 
     With the levels L and depths t = h - L of the two points, D their reach, y and z their heights and A = y^2 - z^2,
-    the terms are L_q - L_k, room = 2 (t_q + t_k), base = (L_q + L_k) (4h - L_q - L_k), squares = D^2 + 2 (y^2 + z^2),
-    apart_sq = A^2, and apart = 2 A, y being the height of a program's own token. Twice the level of the lca is
-    L_q + L_k + D: so its height is that of D (room - D) + base, while D is less than half of room. Beyond, it is that
-    of squares + apart_sq / D^2. All that is added is positive.
+    the terms are L_q - L_k, L_q + L_k, squares = D^2 + 2 (y^2 + z^2), apart_sq = A^2, and apart = 4 t_y A, y being the
+    height of a program's own token and t_y its depth. Twice the level of the lca is w = L_q + L_k + D: so its height is
+    that of w (4h - w), while w is below 2h. Beyond, it is that of squares + apart_sq / D^2. All that is added is
+    positive, and 4h - w is at least half of 4h.
 
     Forward in half precision takes root and inverse of m; else both are from one inverse root of the squared reach,
     which slopes need, and which is never 0.
     """
-    difference, room, base, squares, apart_sq, apart = terms
+    difference, both, squares, apart_sq, apart = terms
     if SUMS and not SLOPES:
         reach = _reach(SCORE, m, difference, False)
         inverse_sq = functions.inverse(m)
@@ -263,13 +282,9 @@ def _penumbral(SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m,
         reach = _reach(SCORE, m, difference, True)
         inverse = _inverse_reach(SCORE, m, difference)
         inverse_sq = inverse * inverse
-    if SUMS == IN_TENSOR_MEMORY and not SLOPES:  # in backward this takes more moves than it saves
-        rest = functions.subtract_in_twos(room, reach)
-        below = functions.fma_in_twos(reach, rest, base)
-    else:
-        rest = room - reach
-        below = tl.fma(reach, rest, base)
-    return functions.fma_if_larger(reach, rest, apart_sq, inverse_sq, squares, below)
+    twice, rest = _below_light(SUMS, both, reach, h)
+    below = functions.multiply(twice, rest, SUMS == IN_TENSOR_MEMORY)
+    return functions.fma_if_larger(twice, rest, apart_sq, inverse_sq, squares, below)
 
 
 @triton.jit
@@ -277,12 +292,13 @@ def _penumbral_slopes(
     SCORE: tl.constexpr, SUMS: tl.constexpr, OF_QUERY: tl.constexpr,
     g, m, terms, level, other_level, h, gamma, inverse_h_sq, factor,
 ):  # fmt: skip
-    """Through X, four times the squared height: below the light dX/dD = room - 2 D, which is also that for the sum of
-    levels; beyond it, with a = A/D^2, half of dX/dy^2 is 1 + a, dX/dD^2 = (1 + a) (1 - a), and dy^2/dL = 2 (h - L)."""
-    difference, room, base, squares, apart_sq, apart = terms
-    four_sq = _penumbral(SCORE, SUMS, True, m, terms)
+    """Through X, four times the squared height: below the light dX/dw = 4h - 2w, for D and for both levels; beyond it,
+    with a = A/D^2, half of dX/dy^2 is 1 + a, dX/dD^2 = (1 + a) (1 - a), and dy^2/dL = 2 t: so dX/dL = 4 t (1 + a)."""
+    difference, both, squares, apart_sq, apart = terms
+    TWOS: tl.constexpr = SUMS == IN_TENSOR_MEMORY
+    four_sq = _penumbral(SCORE, SUMS, True, m, terms, h)
     if SCORE == PENUMBRAL:
-        g_sq = g * (tl.rsqrt(four_sq) * -factor)
+        g_sq = functions.multiply(g, tl.rsqrt(four_sq) * -factor, TWOS)
         for_gamma = g * tl.sqrt(four_sq) * -0.5
         more = g * 0
     elif SCORE == PENUMBRAL + 1:
@@ -297,13 +313,14 @@ def _penumbral_slopes(
         more = g * (gamma / h)
     reach = _reach(SCORE, m, difference, True)
     inverse = _inverse_reach(SCORE, m, difference)
-    rest = room - reach
-    rise = functions.fma_if_larger(reach, rest, apart, inverse * inverse, 2.0, rest - reach)  # beyond: 2 + 2a
-    g_rise = g_sq * rise
-    inward = g_rise * functions.fma_if_larger(reach, rest, rise, -0.5, 2.0, inverse)
-    for_both = functions.fma_if_larger(reach, rest, g_rise, 2 * (h - level), 0.0, g_rise)
-    for_m, for_level = _through_reach(OF_QUERY, inward, for_both, m, difference)
+    twice, rest = _below_light(SUMS, both, reach, h)
+    two_t = depth(level, h)
+    rise = functions.fma_if_larger(twice, rest, apart, inverse * inverse, 2 * two_t, rest - twice)
+    g_rise = functions.multiply(g_sq, rise, TWOS)
+    # 2 (1 + a) (1 - a), of half the squared reach, is rise (1 - a) / 2t, and 1 - a is 2 - rise / 4t
+    outward = functions.fma_if_larger(twice, rest, rise, -0.5 / (two_t * two_t), 2 / two_t, inverse)
+    for_m, for_level = _through_reach(OF_QUERY, functions.multiply(g_rise, outward, TWOS), g_rise, m, difference)
     # dX/dh is 4 times twice the level of the lca, and beyond the light 4 times (1 + a) level + (1 - a) other_level.
-    leaning = level + other_level + (rise * 0.5 - 1) * (level - other_level)
-    growth = functions.if_larger(reach, rest, leaning, level + other_level + reach)
+    leaning = level + other_level + (rise * (0.5 / two_t) - 1) * (level - other_level)
+    growth = functions.if_larger(twice, rest, leaning, twice)
     return for_m, for_level, g_sq * growth * (4 * unit(SCORE, False, h, gamma)) + more, for_gamma

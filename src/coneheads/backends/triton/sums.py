@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from coneheads.backends.triton import memory
+from coneheads.backends.triton import memory, scores
 
 SLOTS, WHOLE = memory.SLOTS.value, memory.WHOLE.value
-TINY = 1e-37  # not so small that a GPU may read 0
-# What room has more than it should, as a share of four light heights: rounding must not find a descendant of a point at
-# the light beyond it.
-MARGIN = 2.0**-18
+LEAST_DEPTH, SMALL = scores.LEAST_DEPTH.value, scores.SMALL.value
 # The squared norm of what fills up the last tile. It is farther from every token than tokens are from each other, by so
 # much that it has no weight, and no score or slope of it is infinite.
 FAR = 2.0**126
@@ -86,30 +83,27 @@ def of_penumbral(norm_sq: Tensor, level: Tensor, light_height: Tensor, sign: int
 
     With L the level ``with_16_bits``, h the light's height and t = h - L, the depth below it, the sums are
 
-        squared norms;  L_q - L_k;  room 2 (t_q + t_k);  base M_q + M_k - 2 L_q L_k, where M = L (4h - L);
-        squares 4h^2 - 2 t_q^2 - 2 t_k^2;  apart_sq (t_q^2 - t_k^2)^2;  apart 2 (t_other^2 - t_own^2).
+        squared norms;  L_q - L_k;  L_q + L_k;
+        squares 4h^2 - 2 t_q^2 - 2 t_k^2;  apart_sq (t_q^2 - t_k^2)^2;  apart 4 t_own (t_other^2 - t_own^2).
 
-    In the slots are three 1s, three parts of the squared norm, two of L and the first again, two of M, two of t^2 and
-    the first again, and two of t^4. A product of two numbers is that of their first parts, and of these with the second
-    ones: it is off by 2^-16, and M, t^2 and t^4 by 2^-17. That does not grow: base is a third of its terms at least,
-    and apart_sq is divided by D^2 only where D is above both depths.
+    In the slots are three 1s, three parts of the squared norm, two of L, two of t^2 and the first again, and two of
+    t^4. A product of two numbers is that of their first parts, and of these with the second ones: it is off by 2^-16,
+    and t^2 and t^4 by 2^-17. That does not grow: apart_sq is divided by D^2 only where D is above both depths.
     """
     h, wide = light_height, level.double()
     depth_sq = (h - wide).square()
-    base = wide * (4 * h - wide) + TINY
+    two_t = torch.maximum(2 * (h - wide), (h * LEAST_DEPTH).clamp(min=SMALL))
     own = [
-        norm_sq, sign * level, 4 * h * (1 + MARGIN) - 2 * wide, base,
-        4 * h.square() - 2 * depth_sq, depth_sq.square(), -2 * depth_sq,
+        norm_sq, sign * level, level, 4 * h.square() - 2 * depth_sq, depth_sq.square(), -2 * two_t * depth_sq,
     ]  # fmt: skip
-    others = [(3, 6, 1), (6, 8, -sign), (6, 8, -2), (9, 11, 1), (11, 13, -2), (14, 16, 1), (11, 13, 2)]
-    sides = _sides(own, others)
+    sides = _sides(own, [(3, 6, 1), (6, 8, -sign), (6, 8, 1), (8, 10, -2), (11, 13, 1), (0, 0, 0)])
     parts, length = sides.new_zeros((*sides.shape[:-2], SLOTS)), norm_sq.shape[-1]
-    pairs = _split(torch.stack([wide, base, depth_sq, depth_sq.square()], -1), 2)
     parts[..., :length, 3:6] = _split(norm_sq, 3)
-    parts[..., :length, 9:11] = pairs[..., 1, :]
-    parts[..., :length, 14:] = pairs[..., 3, :]
-    for sum_of_products, slot, factor in ((3, 6, pairs[..., 0, :]), (5, 11, pairs[..., 2, :])):
-        high, low = factor.unbind(-1)
-        parts[..., :length, slot : slot + 3] = torch.stack([high, low, high], -1)
-        sides[..., :length, sum_of_products, slot : slot + 3] = -2 * torch.stack([high, high, low], -1)
+    parts[..., :length, 6:8] = _split(wide, 2)
+    parts[..., :length, 11:13] = _split(depth_sq.square(), 2)
+    high, low = _split(depth_sq, 2).unbind(-1)
+    parts[..., :length, 8:11] = torch.stack([high, low, high], -1)
+    for number, factor in ((4, -2 * depth_sq), (5, 2 * two_t)):
+        high, low = _split(factor, 2).unbind(-1)
+        sides[..., :length, number, 8:11] = torch.stack([high, high, low], -1)
     return _finished(parts, sides, length, far=True)

@@ -215,18 +215,16 @@ def terms_of(
     elif SUMS:
         if SUMS == scores.IN_TENSOR_MEMORY and m.shape[0] >= 64:
             # fewer instructions than a sum that starts from registers, where smaller products are summed even there
-            squares = functions.add_in_twos(sum_of(4, q_sides, k_sides, WIDEN), m)
+            squares = functions.add(sum_of(3, q_sides, k_sides, WIDEN), m, True)
         else:
-            squares = sum_of(4, q_sides, k_sides, WIDEN, m)
-        base = sum_of(3, q_sides, k_sides, WIDEN)
-        apart_sq = sum_of(5, q_sides, k_sides, WIDEN)
-        return difference, second, base, squares, apart_sq, sum_of(6, q_sides, k_sides, WIDEN)
+            squares = sum_of(3, q_sides, k_sides, WIDEN, m)
+        apart_sq = sum_of(4, q_sides, k_sides, WIDEN)
+        return difference, second, squares, apart_sq, sum_of(5, q_sides, k_sides, WIDEN)
     else:
-        room = 4 * a - 2 * second
-        apart = difference * room  # 2 (y^2 - z^2), since y^2 = level (2h - level)
+        apart = difference * (2 * a - second)  # y^2 - z^2, since y^2 = level (2h - level)
         squares = scores.reach_sq(m, difference) + (q_aux[:, None] + k_aux[None, :])
-        base = second * (4 * a - second) + scores.TINY
-        return difference, room, base, squares, apart * apart * 0.25, (apart if OF_QUERY else -apart)
+        two_t = scores.depth(q_level[:, None], a) if OF_QUERY else -scores.depth(k_level[None, :], a)
+        return difference, second, squares, apart * apart, apart * (2 * two_t)
 
 
 @triton.jit
