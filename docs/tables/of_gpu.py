@@ -2,7 +2,7 @@
 
 from tables import markdown_table, saved_results
 
-KERNELS = ("forward", "rows", "queries", "keys")
+KERNELS = ("forward", "rows", "queries", "keys", "together")
 
 
 def gpu_table() -> str:
@@ -10,10 +10,10 @@ def gpu_table() -> str:
     found = saved_results("gpu", 'make gpu-check GPU="--save docs/results/gpu.json"')
     rows = []
     for promise in found["promises"]:
-        kernels = [promise["kernels"].get(kernel) for kernel in KERNELS]
-        ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in [*kernels, promise["together"]]]
+        to_both = [(promise["kernels"].get(kernel), promise["to_best"].get(kernel)) for kernel in KERNELS]
+        ratios = ["" if ratio is None else f"{ratio:.2f} ({best:.2f})" for ratio, best in to_both]
         rows.append([f"sm_{promise['arch']}", promise["dtype"], promise["score"], f"{promise['at_most']:g}", *ratios])
-    table = markdown_table(["", "dtype", "score", "aim", *KERNELS, "together"], rows)
+    table = markdown_table(["", "dtype", "score", "aim", *KERNELS], rows)
     plain = [line for line in found["gate"] if not line["full"]]
     full = [line for line in found["gate"] if line["full"]]
     registers, shared = (max(line[name] for line in plain) for name in ("registers", "shared"))

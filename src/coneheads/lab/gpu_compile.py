@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest import mock
 
 import torch
@@ -18,7 +18,7 @@ from coneheads import scores as score_classes
 from coneheads.backends import ops
 from coneheads.backends.inputs import Inputs, prepare
 from coneheads.backends.ops import FusedInputs, Wanted
-from coneheads.backends.triton import numbers_are_fixed
+from coneheads.backends.triton import number_of, numbers_are_fixed
 from coneheads.lab.gpu_instructions import loop_over_tiles, read_tools, spills
 from coneheads.lab.progress import Progress
 from coneheads.scores import Score
@@ -63,9 +63,15 @@ class Case(NamedTuple):
     full: bool = False
     blocks: tuple[int, int, int, int] | None = None
 
+    @property
+    def gated(self) -> bool:
+        """Whether it must run well: a plain call with the default blocks."""
+        return not self.full and self.blocks is None
+
     def __str__(self) -> str:
         full = ", full" if self.full else ""
-        return f"{self.kernel}, {self.score}, {self.dtype}, E={self.size}, sm_{self.arch}{full}"
+        tried = ", {}x{} {} warps {} stages".format(*self.blocks) if self.blocks else ""
+        return f"{self.kernel}, {self.score}, {self.dtype}, E={self.size}, sm_{self.arch}{full}{tried}"
 
 
 class Found(NamedTuple):
@@ -152,6 +158,16 @@ def launch_of(case: Case) -> tuple[Any, Recorder]:
     if not records[case.kernel].arguments:
         raise LookupError("a call of this kind does not start the kernel")
     return kernels[case.kernel], records[case.kernel]
+
+
+def tried_blocks(case: Case) -> list[tuple[int, int, int, int]]:
+    """What is tried on a GPU beside the default blocks, for a score whose positions are as wide as its size."""
+    from coneheads.backends.triton.blocks import declared_blocks
+
+    kernel = case.kernel if case.kernel == "forward" else f"backward_{case.kernel}"
+    score = cast(int, number_of(SCORES[case.score]))
+    declared = declared_blocks(kernel, score, case.size, DTYPES[case.dtype], case.arch == 100)
+    return [(one.rows, one.columns, one.warps, one.stages) for one in declared[1:]]
 
 
 def source_of(kernel: Any, record: Recorder) -> Any:

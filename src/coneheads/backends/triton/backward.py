@@ -173,7 +173,7 @@ def backward_queries(
         if PARAMETERS:
             first += tl.sum(for_first, 1)
             second += tl.sum(for_second, 1)
-        if SCORE >= scores.PENUMBRAL:
+        if SCORE >= scores.PENUMBRAL:  # those before have no levels
             grad_level += for_level
         grad, pull = tiles.add_gradients(
             grad, pull, w, m, any_near, q_sq, k, Q, K, first_row, start, length, keys, positions, coordinates, True,
@@ -256,7 +256,7 @@ def backward_keys(
                 SCORE, SUMS, SCALED, False, g, m, terms,
                 q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
             )  # fmt: skip
-            if SCORE >= scores.PENUMBRAL:
+            if SCORE >= scores.PENUMBRAL:  # those before have no levels
                 grad_level += for_level
             grad, pull = tiles.add_gradients(
                 grad, pull, w, m, any_near, q_sq, q, queries, K, start, first_column, length, keys, positions,

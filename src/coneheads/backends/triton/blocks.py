@@ -10,6 +10,7 @@ import triton
 from coneheads.backends.triton import interpreted, scores
 
 REGISTERS = 1 << 16  # of a multiprocessor
+MANY_PAIRS = 16  # of a thread in backward
 
 
 class Blocks(NamedTuple):
@@ -19,6 +20,11 @@ class Blocks(NamedTuple):
     columns: int
     warps: int
     stages: int
+
+    @property
+    def pairs(self) -> int:
+        """Of a thread."""
+        return self.rows * self.columns // (32 * self.warps)
 
     @property
     def options(self) -> dict[str, int]:
@@ -34,7 +40,8 @@ class Blocks(NamedTuple):
 
 
 # What fits every GPU since sm_80 without a spill (make gpu-check), by kernel, and by whether it is float32 and how wide
-# positions and values are at the most. float32 is multiplied without tensor cores, which takes more registers.
+# positions and values are at the most. float32 is multiplied without tensor cores, which takes more registers. Narrow
+# tokens have more rows: in half precision, warps without rows of their own would compute those of others once more.
 BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     "forward": {
         (True, 64): Blocks(32, 32, 4, 1),
@@ -49,6 +56,7 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
         (True, 64): Blocks(32, 32, 8, 1),
         (True, 128): Blocks(16, 16, 8, 2),
         (True, 256): Blocks(16, 16, 8, 2),
+        (False, 32): Blocks(64, 32, 4, 2),
         (False, 64): Blocks(32, 32, 4, 2),
         (False, 128): Blocks(32, 32, 4, 1),
         (False, 256): Blocks(16, 16, 8, 1),
@@ -58,6 +66,7 @@ BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
         (True, 64): Blocks(32, 32, 8, 1),
         (True, 128): Blocks(16, 16, 8, 1),
         (True, 256): Blocks(16, 16, 16, 1),
+        (False, 32): Blocks(64, 32, 4, 2),
         (False, 64): Blocks(32, 32, 4, 2),
         (False, 128): Blocks(32, 32, 4, 1),
         (False, 256): Blocks(16, 16, 8, 1),
@@ -68,37 +77,46 @@ BLOCKS["backward_rows"] = {**BLOCKS["backward_queries"], (True, 64): Blocks(32, 
 BLOCKS["backward_mask"] = {
     **BLOCKS["backward_queries"],
     (True, 64): Blocks(32, 16, 8, 1),
+    (False, 32): Blocks(16, 64, 8, 1),
     (False, 64): Blocks(16, 64, 8, 1),
     (False, 128): Blocks(16, 32, 8, 1),
 }
 PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE = (scores.PENUMBRAL.value + i for i in range(3))  # by read-out
-UMBRAL = [scores.UMBRAL.value + i for i in range(3)]
+CONES = [PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *(scores.UMBRAL.value + i for i in range(3))]
+HYPERBOLOID = scores.HYPERBOLOID.value  # the last
+HALVES = (torch.float16, torch.bfloat16)
 # What some scores have instead, by dtype. Angles, logarithms and hyperbolic functions take many registers, and would
-# spill with the blocks above. Cones in half precision read three or seven sides of each row (see sums.py): with fewer
-# rows and more columns they do so less often. float16 is multiplied as tf32 in places, which takes more instructions a
-# tile: the scores that have the registers for it spread them over more pairs.
+# spill with the blocks above. Cones in half precision have registers left, and what they do once a tile is done for
+# twice as many pairs. float16 is multiplied as tf32 in places, which takes more instructions a tile.
 BLOCKS_OF_SCORES: dict[tuple[str, int, torch.dtype, int], Blocks] = {
     ("backward_queries", scores.FINITE_CONE.value, torch.float32, 64): Blocks(32, 16, 8, 1),
     ("backward_keys", scores.FINITE_CONE.value, torch.float32, 64): Blocks(16, 32, 8, 1),
     ("backward_keys", PENUMBRAL_DISTANCE, torch.float32, 64): Blocks(16, 32, 8, 1),
-    ("backward_keys", scores.HYPERBOLOID.value, torch.float16, 128): Blocks(16, 32, 4, 1),
-    ("backward_keys", scores.HYPERBOLOID.value, torch.bfloat16, 128): Blocks(16, 32, 4, 1),
-    ("backward_keys", PENUMBRAL, torch.float16, 64): Blocks(64, 32, 4, 2),
-    ("backward_keys", PENUMBRAL_SQ, torch.float16, 64): Blocks(64, 32, 4, 2),
+    ("backward_keys", scores.DOT.value, torch.float16, 64): Blocks(64, 32, 4, 1),
 }
-for _score in (scores.DOT.value, *UMBRAL):
-    BLOCKS_OF_SCORES["backward_keys", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
-for _score in (PENUMBRAL, PENUMBRAL_DISTANCE, *UMBRAL):
-    BLOCKS_OF_SCORES["backward_queries", _score, torch.bfloat16, 64] = Blocks(16, 64, 4, 2)
+for _dtype in HALVES:
+    BLOCKS_OF_SCORES["backward_keys", HYPERBOLOID, _dtype, 128] = Blocks(16, 32, 4, 1)
+for _score in CONES:
+    BLOCKS_OF_SCORES["backward_queries", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 2)
+    BLOCKS_OF_SCORES["backward_keys", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 1)
+    if _score != PENUMBRAL_DISTANCE:
+        BLOCKS_OF_SCORES["backward_queries", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
+        BLOCKS_OF_SCORES["backward_keys", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE):
     BLOCKS_OF_SCORES["backward_mask", _score, torch.float16, 128] = Blocks(16, 64, 8, 1)
 # And where sums of products have a memory of their own, from which tiles of 64 rows are read into registers whole.
 BLOCKS_WITH_TENSOR_MEMORY: dict[tuple[str, int, torch.dtype, int], Blocks] = {
-    ("forward", PENUMBRAL_SQ, torch.float16, 64): Blocks(64, 32, 4, 2),
-    ("forward", PENUMBRAL_DISTANCE, torch.float16, 64): Blocks(64, 32, 4, 2),
-    ("backward_keys", PENUMBRAL, torch.float16, 64): Blocks(32, 32, 4, 1),
-    ("backward_keys", PENUMBRAL_SQ, torch.float16, 64): Blocks(32, 32, 4, 1),
+    ("backward_keys", PENUMBRAL_DISTANCE, torch.float16, 64): Blocks(16, 64, 4, 1),
 }
+for _dtype in HALVES:
+    BLOCKS_WITH_TENSOR_MEMORY["backward_queries", HYPERBOLOID, _dtype, 32] = Blocks(64, 32, 4, 1)
+    for _score in range(HYPERBOLOID + 1):
+        BLOCKS_WITH_TENSOR_MEMORY["backward_keys", _score, _dtype, 32] = Blocks(32, 64, 4, 2)
+for _score in CONES:
+    BLOCKS_WITH_TENSOR_MEMORY["backward_queries", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
+    BLOCKS_WITH_TENSOR_MEMORY["backward_keys", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
+    if _score != PENUMBRAL_DISTANCE:
+        BLOCKS_WITH_TENSOR_MEMORY["backward_keys", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 
 
@@ -124,15 +142,20 @@ def declared_blocks(
 ) -> list[Blocks]:
     """The small set that is tried once for each class of shapes, score and dtype, the default first."""
     default = default_blocks(kernel, score, width, dtype, tensor_memory)
+    more_stages = default._replace(stages=default.stages + 1)
+    if kernel == "forward" or dtype == torch.float32:
+        return [default, more_stages, default._replace(rows=2 * default.rows, warps=8), _wider(default)]
     # In half precision backward has few pairs a thread, and what is done once a tile counts as much as what is done a
-    # pair: twice as many take up to a third fewer instructions each at E = 64, but more registers.
-    more_pairs = kernel != "forward" and dtype != torch.float32
-    others = [
-        default._replace(stages=default.stages + 1),
-        default._replace(rows=2 * default.rows, warps=default.warps if more_pairs else 8),
-        default._replace(columns=2 * default.columns),
-    ]
-    return [default, *others]
+    # pair: twice as many take up to a third fewer instructions each at E = 64, but more registers, of which a call with
+    # masks and dropout may have too few.
+    if default.pairs < MANY_PAIRS:
+        return [default, more_stages, default._replace(rows=2 * default.rows), _wider(default)]
+    turned = default._replace(rows=default.columns, columns=default.rows)
+    return [default, more_stages, turned, default._replace(rows=32, columns=32)]
+
+
+def _wider(blocks: Blocks) -> Blocks:
+    return blocks._replace(columns=2 * blocks.columns)
 
 
 # What a kernel reads and writes again: while blocks are tried, it runs many times, and each has to find what was there.
