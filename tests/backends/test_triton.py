@@ -130,7 +130,7 @@ def test_score_without_a_kernel_is_left_to_others():
 def test_every_kernel_has_blocks_for_every_score_size_and_dtype():
     from coneheads.backends.triton import blocks, memory
 
-    sizes = itertools.product(blocks.BLOCKS, range(11), (16, 32, 64, 128, 256), triton.DTYPES, (False, True))
+    sizes = itertools.product(blocks.BLOCKS, range(11), (16, 32, 64, 128, 256), triton.DTYPES, (8, 9, 10))
     for chosen_by in sizes:
         default, *others = blocks.declared_blocks(*chosen_by)
         assert default == blocks.default_blocks(*chosen_by)
@@ -147,9 +147,10 @@ def test_blocks_of_a_score_go_before_those_of_its_kernel():
     for (kernel, score, dtype, width), own in blocks.BLOCKS_OF_SCORES.items():
         assert own != blocks.BLOCKS[kernel][dtype == torch.float32, width]  # else it says nothing new
         assert blocks.default_blocks(kernel, score, width, dtype) == own
-    for (kernel, score, dtype, width), own in blocks.BLOCKS_WITH_TENSOR_MEMORY.items():
-        assert own != blocks.default_blocks(kernel, score, width, dtype)
-        assert blocks.default_blocks(kernel, score, width, dtype, True) == own
+    for generation, table in blocks.BLOCKS_OF_GPUS.items():
+        for (kernel, score, dtype, width), own in table.items():
+            assert own != blocks.default_blocks(kernel, score, width, dtype)
+            assert blocks.default_blocks(kernel, score, width, dtype, generation) == own
 
 
 @needs_triton
@@ -164,18 +165,18 @@ def test_what_a_kernel_writes_over_is_restored_while_blocks_are_tried():
         read = set(re.findall(r"(?:tl\.load|memory\.load_\w+|memory\.of_head)\(([A-Z_]+)", kernel.src))
         assert written, name
         assert written & read == set(blocks.CHANGED.get(name, [])), name
-        tuned = blocks.tuned(kernel, (name, 2, 64, torch.float32, False))
+        tuned = blocks.tuned(kernel, (name, 2, 64, torch.float32, 8))
         assert tuned.restore_value == blocks.CHANGED.get(name, [])
 
 
 @needs_triton
-@pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((9, 0), False), ((10, 0), True), ((12, 0), False)])
-def test_which_gpus_have_a_memory_for_sums(capability, has, monkeypatch):
+@pytest.mark.parametrize(("capability", "generation"), [((8, 6), 8), ((9, 0), 9), ((10, 3), 10), ((12, 0), 8)])
+def test_generations_of_gpus(capability, generation, monkeypatch):
     from coneheads.backends.triton import launch
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert launch.has_tensor_memory.__wrapped__(torch.device("cuda", 0)) == has
-    assert not launch.has_tensor_memory.__wrapped__(torch.device("cpu"))
+    assert launch.generation.__wrapped__(torch.device("cuda", 0)) == generation
+    assert launch.generation.__wrapped__(torch.device("cpu")) == 8
 
 
 # --- A triton that is not there --------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def launch_of(case: Case) -> tuple[Any, Recorder]:
     call = call_of(case)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(launch, "declared_blocks", blocks))
-        stack.enter_context(mock.patch.object(launch, "has_tensor_memory", return_value=case.arch == 100))
+        stack.enter_context(mock.patch.object(launch, "generation", return_value=case.arch // 10))
         stack.enter_context(mock.patch.object(launch, "forward_kernel", records["forward"]))
         for name in KERNELS[1:]:
             stack.enter_context(mock.patch.object(backward, f"backward_{name}", records[name]))
@@ -166,7 +166,7 @@ def tried_blocks(case: Case) -> list[tuple[int, int, int, int]]:
 
     kernel = case.kernel if case.kernel == "forward" else f"backward_{case.kernel}"
     score = cast(int, number_of(SCORES[case.score]))
-    declared = declared_blocks(kernel, score, case.size, DTYPES[case.dtype], case.arch == 100)
+    declared = declared_blocks(kernel, score, case.size, DTYPES[case.dtype], case.arch // 10)
     return [(one.rows, one.columns, one.warps, one.stages) for one in declared[1:]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ BLOCKS["backward_mask"] = {
     (False, 128): Blocks(16, 32, 8, 1),
 }
 PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE = (scores.PENUMBRAL.value + i for i in range(3))  # by read-out
-CONES = [PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *(scores.UMBRAL.value + i for i in range(3))]
+UMBRAL = tuple(scores.UMBRAL.value + i for i in range(3))
 HYPERBOLOID = scores.HYPERBOLOID.value  # the last
 HALVES = (torch.float16, torch.bfloat16)
 # What some scores have instead, by dtype. Angles, logarithms and hyperbolic functions take many registers, and would
@@ -96,34 +97,40 @@ BLOCKS_OF_SCORES: dict[tuple[str, int, torch.dtype, int], Blocks] = {
 }
 for _dtype in HALVES:
     BLOCKS_OF_SCORES["backward_keys", HYPERBOLOID, _dtype, 128] = Blocks(16, 32, 4, 1)
-for _score in CONES:
+for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
     BLOCKS_OF_SCORES["backward_queries", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 2)
     BLOCKS_OF_SCORES["backward_keys", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 1)
     if _score != PENUMBRAL_DISTANCE:
         BLOCKS_OF_SCORES["backward_queries", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
         BLOCKS_OF_SCORES["backward_keys", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
-for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE):
-    BLOCKS_OF_SCORES["backward_mask", _score, torch.float16, 128] = Blocks(16, 64, 8, 1)
-# And where sums of products have a memory of their own, from which tiles of 64 rows are read into registers whole.
-BLOCKS_WITH_TENSOR_MEMORY: dict[tuple[str, int, torch.dtype, int], Blocks] = {
-    ("backward_keys", PENUMBRAL_DISTANCE, torch.float16, 64): Blocks(16, 64, 4, 1),
-}
+BLOCKS_OF_SCORES["backward_mask", PENUMBRAL, torch.float16, 128] = Blocks(16, 64, 8, 1)
+# And what they have on GPUs of other generations. Those of sm_90 multiply tiles of 64 by four warps together; those of
+# sm_100 have a memory for sums of products, from which tiles of 64 rows are read into registers whole.
+BLOCKS_OF_GPUS: dict[int, dict[tuple[str, int, torch.dtype, int], Blocks]] = {9: {}, 10: {}}
+for _generation, _blocks in BLOCKS_OF_GPUS.items():
+    for _score in (PENUMBRAL_SQ, PENUMBRAL_DISTANCE):
+        _blocks["backward_mask", _score, torch.float16, 128] = Blocks(16, 64, 8, 1)
+    for _score, _dtype in itertools.product(range(HYPERBOLOID + 1), HALVES):
+        _blocks["backward_keys", _score, _dtype, 32] = Blocks(32, 64, 4, 1 if _generation == 9 else 2)
+    for _score in (PENUMBRAL, *UMBRAL):
+        _blocks["backward_keys", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
+for _score in (PENUMBRAL, PENUMBRAL_SQ, *UMBRAL):
+    BLOCKS_OF_GPUS[9]["backward_queries", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
+for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
+    BLOCKS_OF_GPUS[10]["backward_queries", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
+    BLOCKS_OF_GPUS[10]["backward_keys", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
 for _dtype in HALVES:
-    BLOCKS_WITH_TENSOR_MEMORY["backward_queries", HYPERBOLOID, _dtype, 32] = Blocks(64, 32, 4, 1)
-    for _score in range(HYPERBOLOID + 1):
-        BLOCKS_WITH_TENSOR_MEMORY["backward_keys", _score, _dtype, 32] = Blocks(32, 64, 4, 2)
-for _score in CONES:
-    BLOCKS_WITH_TENSOR_MEMORY["backward_queries", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
-    BLOCKS_WITH_TENSOR_MEMORY["backward_keys", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
-    if _score != PENUMBRAL_DISTANCE:
-        BLOCKS_WITH_TENSOR_MEMORY["backward_keys", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
+    BLOCKS_OF_GPUS[10]["backward_queries", HYPERBOLOID, _dtype, 32] = Blocks(64, 32, 4, 1)
+BLOCKS_OF_GPUS[10]["backward_keys", PENUMBRAL_SQ, torch.float16, 64] = Blocks(32, 64, 4, 1)
+BLOCKS_OF_GPUS[10]["backward_keys", PENUMBRAL_DISTANCE, torch.float16, 64] = Blocks(16, 64, 4, 1)
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
 
 
-def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, tensor_memory: bool = False) -> Blocks:
+def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, generation: int = 8) -> Blocks:
     """What a kernel is started with where nothing is tried.
 
-    score: its number in scores.py. width: the larger of positions and values, padded. tensor_memory: see launch.py.
+    score: its number in scores.py. width: the larger of positions and values, padded. generation: that of the GPU, as
+    launch.py counts them.
     """
     if interpreted():
         return IN_THE_INTERPRETER
@@ -132,16 +139,12 @@ def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, tens
         (most, blocks) for (of_single, most), blocks in BLOCKS[kernel].items() if of_single == single and width <= most
     )
     key = (kernel, score, dtype, most)
-    if tensor_memory and key in BLOCKS_WITH_TENSOR_MEMORY:
-        return BLOCKS_WITH_TENSOR_MEMORY[key]
-    return BLOCKS_OF_SCORES.get(key, blocks)
+    return BLOCKS_OF_GPUS.get(generation, {}).get(key, BLOCKS_OF_SCORES.get(key, blocks))
 
 
-def declared_blocks(
-    kernel: str, score: int, width: int, dtype: torch.dtype, tensor_memory: bool = False
-) -> list[Blocks]:
+def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, generation: int = 8) -> list[Blocks]:
     """The small set that is tried once for each class of shapes, score and dtype, the default first."""
-    default = default_blocks(kernel, score, width, dtype, tensor_memory)
+    default = default_blocks(kernel, score, width, dtype, generation)
     more_stages = default._replace(stages=default.stages + 1)
     if kernel == "forward" or dtype == torch.float32:
         return [default, more_stages, default._replace(rows=2 * default.rows, warps=8), _wider(default)]
@@ -163,7 +166,7 @@ CHANGED = {"backward_rows": ["SHIFT", "REST"]}
 _TUNED: dict[tuple[Any, ...], Any] = {}
 
 
-def tuned(kernel: Any, chosen_by: tuple[str, int, int, torch.dtype, bool]) -> Any:
+def tuned(kernel: Any, chosen_by: tuple[str, int, int, torch.dtype, int]) -> Any:
     """The kernel that tries its declared blocks once for each class of shapes."""
     key = (kernel, *chosen_by)
     if key not in _TUNED:

@@ -40,11 +40,15 @@ FEW_KEYS = 64
 
 
 @functools.lru_cache
-def has_tensor_memory(device: torch.device) -> bool:
-    """Whether tensor cores sum in a memory of their own, as those of sm_100 do."""
+def generation(device: torch.device) -> int:
+    """Of the tensor cores: 9 as in sm_90; 10 as in sm_100, where they sum in a memory of their own; else 8 as in sm_80.
+
+    (Those of sm_120 are as the first.)
+    """
     if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device)[0] == 10
+        return 8
+    major = torch.cuda.get_device_capability(device)[0]
+    return major if major in (9, 10) else 8
 
 
 def _padded(size: int) -> int:
@@ -153,7 +157,7 @@ class Call:
         """What the kernels call SUMS: see scores.py."""
         if not self.sums:
             return 0
-        in_memory = has_tensor_memory(self.inputs.points.q.device)
+        in_memory = generation(self.inputs.points.q.device) == 10
         return (scores.IN_TENSOR_MEMORY if in_memory else scores.IN_REGISTERS).value
 
     def _stored(self, q: Tensor, k: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -286,7 +290,7 @@ class Call:
         programs: what a program owns, "rows" of queries or "columns" of keys.
         """
         width = max(self.compiled["DP"], self.compiled["DV"])
-        chosen_by = (name, self.number, width, self.dtype, has_tensor_memory(self.tensors[0].device))
+        chosen_by = (name, self.number, width, self.dtype, generation(self.tensors[0].device))
         blocks = declared_blocks(*chosen_by)
 
         def grid(meta: dict[str, Any]) -> tuple[int]:
