@@ -211,7 +211,7 @@ def test_a_kernel_is_compiled_as_launch_starts_it():
     # A number that is 1 is compiled in: queries and keys have the same heads, and a mask's columns lie side by side.
     assert source.signature["group"] == source.signature["mask_column"] == "constexpr"
     constants = {kernel.arg_names[i]: value for (i,), value in source.constants.items()}
-    expected = {"MASKED": "float", "CAUSAL": True, "DROPOUT": True, "PARAMETERS": True, "MEASURE": "bounded"}
+    expected = {"MASKED": "float", "CAUSAL": True, "DROPOUT": True, "FIRST": True, "SECOND": True, "MEASURE": "bounded"}
     assert {name: constants[name] for name in expected} == expected
 
 

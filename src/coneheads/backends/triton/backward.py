@@ -113,11 +113,14 @@ def backward_queries(
     GRAD_OUT, LSE, REST, SHIFT, GRAD_Q, GRAD_Q_LEVEL, GRAD_PARAMETERS,
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PARAMETERS: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L]; with PARAMETERS also GRAD_PARAMETERS [2, B, H, L], a sum a row."""
+    """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L], and GRAD_PARAMETERS [2, B, H, L], a sum a row.
+
+    FIRST, SECOND: which of the two parameters of the score want theirs.
+    """
     blocks, all_rows = tl.cdiv(length, BM), memory.rows_in_memory(length, SUMS)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     first_row = tl.program_id(0) % blocks * BM
@@ -170,8 +173,9 @@ def backward_queries(
             SCORE, SUMS, SCALED, True, g, m, terms,
             q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
         )  # fmt: skip
-        if PARAMETERS:
+        if FIRST:
             first += tl.sum(for_first, 1)
+        if SECOND:
             second += tl.sum(for_second, 1)
         if SCORE >= scores.PENUMBRAL:  # those before have no levels
             grad_level += for_level
@@ -183,9 +187,10 @@ def backward_queries(
     grad = tiles.gradient_of(q, pull, grad, coordinates, unit, True, MEASURE, ONES, DP)
     memory.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
     tl.store(GRAD_Q_LEVEL + head * length + rows, tl.sum(grad_level, 1) * unit, mask=rows < length)
-    if PARAMETERS:
-        of_all_heads = tl.num_programs(0).to(tl.int64) // blocks * length
+    if FIRST:
         tl.store(GRAD_PARAMETERS + head * length + rows, first, mask=rows < length)
+    if SECOND:
+        of_all_heads = tl.num_programs(0).to(tl.int64) // blocks * length
         tl.store(GRAD_PARAMETERS + of_all_heads + head * length + rows, second, mask=rows < length)
 
 

@@ -355,9 +355,10 @@ def backward(
         rests = exact_rows or not call.sums
         if exact_rows:
             call.launch("backward_rows", backward_kernels.backward_rows, saved, "rows", RESTS=rests)
+        first, second = (name in wanted.parameters for name in (*inputs.score.pair_fields, None)[:2])
         call.launch(
             "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
-            PARAMETERS=bool(wanted.parameters), RESTS=rests,
+            FIRST=first, SECOND=second, RESTS=rests,
         )  # fmt: skip
         call.launch(
             "backward_keys",
