@@ -10,8 +10,8 @@ def gpu_table() -> str:
     found = saved_results("gpu", 'make gpu-check GPU="--save docs/results/gpu.json"')
     rows = []
     for promise in found["promises"]:
-        to_both = [(promise["kernels"].get(kernel), promise["to_best"].get(kernel)) for kernel in KERNELS]
-        ratios = ["" if ratio is None else f"{ratio:.2f} ({best:.2f})" for ratio, best in to_both]
+        to_both = [(promise["kernels"].get(kernel), promise["to_default"].get(kernel)) for kernel in KERNELS]
+        ratios = ["" if ratio is None else f"{ratio:.2f} ({default:.2f})" for ratio, default in to_both]
         rows.append([f"sm_{promise['arch']}", promise["dtype"], promise["score"], f"{promise['at_most']:g}", *ratios])
     table = markdown_table(["", "dtype", "score", "aim", *KERNELS], rows)
     plain = [line for line in found["gate"] if not line["full"]]

@@ -120,12 +120,12 @@ def test_ratios_count_instructions_a_pair_and_are_held_against_the_promise(capsy
     assert code == 0
     assert "forward umbral 64x64 4 warps 2 stages 99 0 1.0 864 27.0 1.35" in lines
     # in all 1728 / 1280
-    # rows: float32 alone has it. In brackets is the ratio to the best blocks of dot product, here the same.
+    # rows: float32 alone has it. In brackets is the ratio to the default blocks of dot product, here the best.
     shown = "1.35 at most 1.35 holds (1.35) 1.40 does not hold (1.40) 1.30 holds (1.30) 1.35 holds (1.35)"
     assert f"sm_80 float16 umbral {shown}" in lines
 
 
-def test_cones_are_also_held_against_the_best_blocks_of_dot_product(capsys):
+def test_cones_are_held_against_the_best_blocks_of_dot_product(capsys):
     found = [
         Found(PLAIN, BLOCKS, 99, 0, 1024, 640),
         Found(PLAIN._replace(score="penumbral"), BLOCKS, 99, 0, 1024, 960),
@@ -134,7 +134,7 @@ def test_cones_are_also_held_against_the_best_blocks_of_dot_product(capsys):
     ]
     code, lines = table(capsys, *found)
     assert code == 0
-    assert "sm_80 float16 penumbral 1.6 at most 1.50 holds (2.00)" in lines
+    assert "sm_80 float16 penumbral 1.6 at most 2.00 does not hold (1.50)" in lines
     assert "forward dot tried 64x128 4 warps 2 stages 200 0 1.0 960 15.0 0.75" in lines
     shown = "forward, dot, float16, E=64, sm_80, 128x128 4 warps 2 stages"
     assert f"not in the gate: {shown}: 9 instructions spill" in lines
@@ -183,7 +183,7 @@ def test_the_record_has_what_the_docs_quote(monkeypatch, tmp_path, capsys):
         {"arch": 80, "full": True, "kernels": 1, "failed": 1, "registers": 255, "shared": 2048},
     ]
     (promise,) = saved["promises"]
-    assert promise["kernels"] == promise["to_best"] == dict.fromkeys(("forward", "queries", "keys", "together"), 1.5)
+    assert promise["kernels"] == promise["to_default"] == dict.fromkeys(("forward", "queries", "keys", "together"), 1.5)
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_compiled(tmp_path, capsys):

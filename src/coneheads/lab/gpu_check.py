@@ -8,8 +8,8 @@ The gate fails (exit code 1) if a kernel spills, needs more shared memory than t
 compile. It covers plain calls: no mask (but for the kernel that differentiates one), no causality, no dropout, no
 gradients of parameters. At E=64 a call with all of these is compiled too: its rows say "full", and are shown but not in
 the gate. Nor are the other blocks that are tried for dot product on a GPU, which say "tried", and the ratios of cones
-to dot product: the last table says whether they are as small as promised, and how large they are if dot product has the
-best of its blocks.
+to dot product: the last table says whether they are as small as promised if dot product has the best of its blocks, and
+how large they are to its default.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def cells(found: Found, ratio: float | None) -> list[str]:
 class Promise(NamedTuple):
     """Instructions a pair that a cone takes, as multiples of those of dot product: in each kernel, and "together".
 
-    kernels: of dot product with its default blocks. to_best: with those of its blocks that take the fewest. Without
+    kernels: of dot product with those of its blocks that take the fewest. to_default: with its default blocks. Without
     "together" if a kernel of a training step is missing.
     """
 
@@ -107,14 +107,14 @@ class Promise(NamedTuple):
     score: str
     at_most: float
     kernels: dict[str, float]
-    to_best: dict[str, float]
+    to_default: dict[str, float]
 
     def shown(self, kernel: str) -> str:
         if kernel not in self.kernels:
             return ""
         ratio = self.kernels[kernel]
-        best = f" ({self.to_best[kernel]:.2f})" if kernel in self.to_best else ""
-        return f"{ratio:.2f} {'holds' if ratio <= self.at_most else 'does not hold'}{best}"
+        verdict = "holds" if ratio <= self.at_most else "does not hold"
+        return f"{ratio:.2f} {verdict} ({self.to_default[kernel]:.2f})"
 
 
 def promises(results: dict[Case, Found]) -> list[Promise]:
@@ -126,7 +126,7 @@ def promises(results: dict[Case, Found]) -> list[Promise]:
         for score, at_most in PROMISED.items():
             cones = [plain_counts(results, Case(kernel, score, dtype, FULL_SIZE, arch)) for kernel in step]
             counts = {
-                kernel: (cone[0], dot[0], min(dot))
+                kernel: (cone[0], min(dot), dot[0])
                 for kernel, cone, dot in zip(step, cones, dots, strict=True)
                 if cone and dot
             }
@@ -135,9 +135,9 @@ def promises(results: dict[Case, Found]) -> list[Promise]:
             if len(counts) == len(step):
                 sums = [sum(column) for column in zip(*counts.values(), strict=True)]
                 counts["together"] = (sums[0], sums[1], sums[2])
-            ratios = {kernel: cone / dot for kernel, (cone, dot, _) in counts.items()}
-            to_best = {kernel: cone / best for kernel, (cone, _, best) in counts.items()}
-            found.append(Promise(arch, dtype, score, at_most, ratios, to_best))
+            to_best = {kernel: cone / best for kernel, (cone, best, _) in counts.items()}
+            to_default = {kernel: cone / default for kernel, (cone, _, default) in counts.items()}
+            found.append(Promise(arch, dtype, score, at_most, to_best, to_default))
     return found
 
 
@@ -163,7 +163,7 @@ def show_promises(screen: Screen, found: list[Promise]) -> None:
         for promise in found
     ]
     if rows:
-        title = f"instructions a pair, of those of dot product (with the best of its blocks), E={FULL_SIZE}"
+        title = f"instructions a pair, of those of dot product with the best of its blocks (its default), E={FULL_SIZE}"
         screen.table(title, ["", "dtype", "score", "promised", *STEP, "together"], rows)
 
 

@@ -246,3 +246,21 @@ def test_two_runs_give_the_same_bits(name, dtype):
 
     for first, second in zip(run(), run(), strict=True):
         assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [(coneheads.Penumbral, ("light_height", "gamma")), (coneheads.Umbral, ("radius", "gamma"))],
+)
+def test_a_parameter_alone_has_the_gradient_it_has_beside_the_other(kind, names):
+    """Backward leaves out the sums that nobody wants."""
+    query, key, value = leaves((1, 2, 9, 6), (1, 2, 21, 6), (1, 2, 21, 4))
+
+    def gradients(learned):
+        numbers = {name: torch.tensor(0.7, requires_grad=name in learned) for name in names}
+        out = coneheads.attention(query, key, value, score=kind(**numbers), backend="triton")
+        return torch.autograd.grad(out.square().sum(), [numbers[name] for name in learned])
+
+    both = gradients(names)
+    assert all(grad.abs() > 1e-3 for grad in both)
+    assert both == tuple(gradients([name])[0] for name in names)

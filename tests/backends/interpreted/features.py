@@ -108,24 +108,6 @@ def test_gradient_of_a_mask_in_half_precision(dtype):
     check_near(*results, 4 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [(coneheads.Penumbral, ("light_height", "gamma")), (coneheads.Umbral, ("radius", "gamma"))],
-)
-def test_a_parameter_alone_has_the_gradient_it_has_beside_the_other(kind, names):
-    """Backward leaves out the sums that nobody wants."""
-    query, key, value = leaves((1, 2, 9, 6), (1, 2, 21, 6), (1, 2, 21, 4))
-
-    def gradients(learned):
-        numbers = {name: torch.tensor(0.7, requires_grad=name in learned) for name in names}
-        out = coneheads.attention(query, key, value, score=kind(**numbers), backend="triton")
-        return torch.autograd.grad(out.square().sum(), [numbers[name] for name in learned])
-
-    both = gradients(names)
-    assert all(grad.abs() > 1e-3 for grad in both)
-    assert both == tuple(gradients([name])[0] for name in names)
-
-
 def test_results_do_not_depend_on_the_blocks(monkeypatch):
     """The GPU takes other blocks than the interpreter, and may try several."""
     from coneheads.backends.triton import blocks
