@@ -4,8 +4,11 @@ import functools
 
 import pytest
 import torch
+import triton
+from triton import language as tl
 
 import coneheads
+from coneheads.backends.triton import tiles
 from coneheads.scores import resolve
 from tests import plain
 from tests.backends.interpreted.common import (
@@ -211,3 +214,38 @@ def test_descendants_of_a_query_have_equal_weights(features, size):
     value = torch.randn(1, 1, 20, 5)
     out = coneheads.attention(query[:, :, :1], key, value, score=score, backend="triton")
     torch.testing.assert_close(out, value.mean(2, keepdim=True))
+
+
+@triton.jit
+def cut_off(X, Y, N: tl.constexpr):
+    places = tl.arange(0, N)
+    tl.store(Y + places, tiles.round_gradients(tl.load(X + places), "tf32", True))
+
+
+def test_numbers_that_are_cut_off_to_tf32():
+    """NaN stays NaN, that of a GPU too, whose bits are all 1. CUT_OFF gives back what the rest lose in the mean."""
+    x = torch.randn(1 << 14)
+    x[0] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
+    x[1] = torch.inf
+    y = torch.empty_like(x)
+    cut_off[(1,)](x, y, len(x))
+    assert y[0].isnan()
+    assert y[1] == torch.inf
+    x, y = x[2:], y[2:]
+    assert (y.view(torch.int32) & 0x1FFF == 0).all()
+    assert (y.abs() <= x.abs()).all()
+    assert (y / x).mean() < 1 - 3e-4
+    assert abs((y * tiles.CUT_OFF.value / x).mean() - 1) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["dot", "laplacian", "penumbral", "umbral"])
+def test_gradients_in_float16_are_not_too_small_in_the_mean(name):
+    """Those of queries and keys are cut off to tf32, by up to 1e-3."""
+    tensors = [torch.randn(1, 1, n, size).half() for n, size in ((20, 16), (40, 16), (40, 3))]
+    grads = []
+    for dtype, backend in ((torch.float16, "triton"), (torch.float64, "reference")):
+        leaves = [t.to(dtype).requires_grad_() for t in tensors]
+        out = coneheads.attention(*leaves, score=name, backend=backend)
+        grads.append(torch.autograd.grad(out.double().square().sum(), leaves[:2]))
+    for ours, exact in zip(*grads, strict=True):
+        assert abs((ours * exact).sum() / exact.square().sum() - 1) < 2e-4

@@ -88,7 +88,7 @@ def backward_rows(
         v = memory.load_rows(V, start, keys, values, BN, DV, SUMS=SUMS)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
         m, excess, any_near = tiles.measure(
-            q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
+            q, tl.trans(k), q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         terms = tiles.terms_of(m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN)
@@ -156,9 +156,10 @@ def backward_queries(
         k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
         v = memory.load_rows(V, start, keys, values, BN, DV, SUMS=SUMS)
+        k_turned = memory.turned(k, K, start, BN, DP, SUMS and ROUND == "tf32")
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
         m, excess, any_near = tiles.measure(
-            q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
+            q, k_turned, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         terms = tiles.terms_of(m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN)
@@ -183,8 +184,8 @@ def backward_queries(
             grad, pull, w, m, any_near, q_sq, k, Q, K, first_row, start, length, keys, positions, coordinates, True,
             MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
         )  # fmt: skip
-    unit = scores.unit(SCORE, SCALED, a, b)
-    grad = tiles.gradient_of(q, pull, grad, coordinates, unit, True, MEASURE, ONES, DP)
+    unit = scores.unit(SCORE, SCALED, q_level, a, b)
+    grad = tiles.gradient_of(q, pull, grad, coordinates, unit, True, MEASURE, ONES, ROUND, DP)
     memory.store_rows(GRAD_Q + head * length * positions, grad, first_row, length, positions, BM, DP)
     tl.store(GRAD_Q_LEVEL + head * length + rows, tl.sum(grad_level, 1) * unit, mask=rows < length)
     if FIRST:
@@ -241,7 +242,7 @@ def backward_keys(
             shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
             q_sides = memory.load_parts(Q_PARTS, head, start, length, SUMS, False, BM)
             m, excess, any_near = tiles.measure(
-                q, k, q_sq, k_sq, q_sides, k_sides, queries, K, start, first_column, length, keys, positions,
+                q, tl.trans(k), q_sq, k_sq, q_sides, k_sides, queries, K, start, first_column, length, keys, positions,
                 coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
             )  # fmt: skip
             terms = tiles.terms_of(
@@ -268,8 +269,8 @@ def backward_keys(
                 coordinates, False, MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
             )  # fmt: skip
     a, b, _, _ = memory.constants(CONSTANTS, kv_head * group, SCALED)
-    unit = scores.unit(SCORE, SCALED, a, b)
-    grad = tiles.gradient_of(k, pull, grad, coordinates, unit, False, MEASURE, ONES, DP)
+    unit = scores.unit(SCORE, SCALED, k_level, a, b)
+    grad = tiles.gradient_of(k, pull, grad, coordinates, unit, False, MEASURE, ONES, ROUND, DP)
     memory.store_rows(GRAD_K + kv_head * keys * positions, grad, first_column, keys, positions, BN, DP)
     memory.store_rows(GRAD_V + kv_head * keys * values, grad_v, first_column, keys, values, BN, DV)
     tl.store(GRAD_K_LEVEL + kv_head * keys + columns, tl.sum(grad_level, 0) * unit, mask=columns < keys)
@@ -326,7 +327,7 @@ def backward_mask(
                     k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
                     k_sides = memory.load_parts(K_PARTS, kv_head, column, keys, SUMS, True, BN)
                     m, excess, any_near = tiles.measure(
-                        q, k, q_sq, k_sq, q_sides, k_sides, queries, keys_of_head, row, column, length, keys,
+                        q, tl.trans(k), q_sq, k_sq, q_sides, k_sides, queries, keys_of_head, row, column, length, keys,
                         positions, coordinates, SCORE, MEASURE, ROUND, WIDEN, BM, BN,
                     )  # fmt: skip
                     terms = tiles.terms_of(

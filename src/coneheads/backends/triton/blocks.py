@@ -45,8 +45,8 @@ class Blocks(NamedTuple):
 # tokens have more rows: in half precision, warps without rows of their own would compute those of others once more.
 BLOCKS: dict[str, dict[tuple[bool, int], Blocks]] = {
     "forward": {
-        (True, 64): Blocks(32, 32, 4, 1),
-        (True, 128): Blocks(32, 32, 8, 1),
+        (True, 64): Blocks(64, 64, 8, 1),
+        (True, 128): Blocks(64, 64, 8, 1),
         (True, 256): Blocks(16, 16, 8, 1),
         (False, 64): Blocks(64, 64, 4, 2),
         (False, 128): Blocks(64, 32, 4, 2),
@@ -87,9 +87,12 @@ UMBRAL = tuple(scores.UMBRAL.value + i for i in range(3))
 HYPERBOLOID = scores.HYPERBOLOID.value  # the last
 HALVES = (torch.float16, torch.bfloat16)
 # What some scores have instead, by dtype. Angles, logarithms and hyperbolic functions take many registers, and would
-# spill with the blocks above. Cones in half precision have registers left, and what they do once a tile is done for
-# twice as many pairs. float16 is multiplied as tf32 in places, which takes more instructions a tile.
+# spill with the blocks above, and so would dot products, whose loop the compiler orders otherwise. Some cones have
+# registers left, and what they do once a tile is done for twice as many pairs. float16 is multiplied as tf32 in places,
+# which takes more instructions a tile.
 BLOCKS_OF_SCORES: dict[tuple[str, int, torch.dtype, int], Blocks] = {
+    ("forward", scores.DOT.value, torch.float32, 64): Blocks(32, 32, 4, 1),
+    ("forward", scores.DOT.value, torch.float32, 128): Blocks(32, 32, 8, 1),
     ("backward_queries", scores.FINITE_CONE.value, torch.float32, 64): Blocks(32, 16, 8, 1),
     ("backward_keys", scores.FINITE_CONE.value, torch.float32, 64): Blocks(16, 32, 8, 1),
     ("backward_keys", PENUMBRAL_DISTANCE, torch.float32, 64): Blocks(16, 32, 8, 1),
@@ -97,11 +100,14 @@ BLOCKS_OF_SCORES: dict[tuple[str, int, torch.dtype, int], Blocks] = {
 }
 for _dtype in HALVES:
     BLOCKS_OF_SCORES["backward_keys", HYPERBOLOID, _dtype, 128] = Blocks(16, 32, 4, 1)
+for _score in UMBRAL:
+    BLOCKS_OF_SCORES["backward_keys", _score, torch.float32, 64] = Blocks(16, 64, 8, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
     BLOCKS_OF_SCORES["backward_queries", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 2)
     BLOCKS_OF_SCORES["backward_keys", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 1)
     if _score != PENUMBRAL_DISTANCE:
-        BLOCKS_OF_SCORES["backward_queries", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
+        _stages = 2 if _score in UMBRAL else 1
+        BLOCKS_OF_SCORES["backward_queries", _score, torch.float16, 64] = Blocks(32, 64, 4, _stages)
         BLOCKS_OF_SCORES["backward_keys", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
 BLOCKS_OF_SCORES["backward_mask", PENUMBRAL, torch.float16, 128] = Blocks(16, 64, 8, 1)
 # And what they have on GPUs of other generations. Those of sm_90 multiply tiles of 64 by four warps together; those of
@@ -114,11 +120,16 @@ for _generation, _blocks in BLOCKS_OF_GPUS.items():
         _blocks["backward_keys", _score, _dtype, 32] = Blocks(32, 64, 4, 1 if _generation == 9 else 2)
     for _score in (PENUMBRAL, *UMBRAL):
         _blocks["backward_keys", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
+BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL, torch.float16, 64] = Blocks(16, 128, 8, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, *UMBRAL):
     BLOCKS_OF_GPUS[9]["backward_queries", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
     BLOCKS_OF_GPUS[10]["backward_queries", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
     BLOCKS_OF_GPUS[10]["backward_keys", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
+for _score in (PENUMBRAL, PENUMBRAL_SQ):
+    BLOCKS_OF_GPUS[10]["backward_queries", _score, torch.float16, 64] = Blocks(32, 64, 4, 2)
+for _score in UMBRAL:
+    BLOCKS_OF_GPUS[10]["backward_queries", _score, torch.float16, 64] = Blocks(128, 32, 8, 1)
 for _dtype in HALVES:
     BLOCKS_OF_GPUS[10]["backward_queries", HYPERBOLOID, _dtype, 32] = Blocks(64, 32, 4, 1)
 BLOCKS_OF_GPUS[10]["backward_keys", PENUMBRAL_SQ, torch.float16, 64] = Blocks(32, 64, 4, 1)
@@ -146,6 +157,8 @@ def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, gen
     """The small set that is tried once for each class of shapes, score and dtype, the default first."""
     default = default_blocks(kernel, score, width, dtype, generation)
     more_stages = default._replace(stages=default.stages + 1)
+    if dtype == torch.float32 and default.pairs >= MANY_PAIRS:
+        return [default, more_stages, default._replace(rows=32), Blocks(32, 32, 4, 1)]
     if kernel == "forward" or dtype == torch.float32:
         return [default, more_stages, default._replace(rows=2 * default.rows, warps=8), _wider(default)]
     # In half precision backward has few pairs a thread, and what is done once a tile counts as much as what is done a
@@ -153,8 +166,8 @@ def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, gen
     # masks and dropout may have too few.
     if default.pairs < MANY_PAIRS:
         return [default, more_stages, default._replace(rows=2 * default.rows), _wider(default)]
-    turned = default._replace(rows=default.columns, columns=default.rows)
-    return [default, more_stages, turned, default._replace(rows=32, columns=32)]
+    turned = default._replace(rows=default.columns, columns=min(default.rows, 64), warps=4)
+    return [default, more_stages, turned, default._replace(rows=32, columns=32, warps=4)]
 
 
 def _wider(blocks: Blocks) -> Blocks:

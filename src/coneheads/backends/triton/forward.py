@@ -54,7 +54,7 @@ def forward(
         k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
         m, excess, any_near = tiles.measure(
-            q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
+            q, tl.trans(k), q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
         terms = tiles.terms_of(m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN)

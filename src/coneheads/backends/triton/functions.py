@@ -74,6 +74,22 @@ def multiply(x, y, TWOS: tl.constexpr):
 
 
 @triton.jit
+def root(x, inverse, TWOS: tl.constexpr):
+    """x times its inverse root, NaN where x is not above 0. A number that is too small for an inverse root is 0 here
+    too, or it would be infinite."""
+    if PTX and TWOS:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b64 x, y; mov.b64 x, {$2, $3}; mov.b64 y, {$4, $5}; mul.rn.ftz.f32x2 x, x, y; "
+            "mov.b64 {$0, $1}, x; }",
+            "=f,=f,f,f,f,f", [x, inverse], tl.float32, True, 2,
+        )  # fmt: skip
+    elif PTX:
+        return tl.inline_asm_elementwise("mul.ftz.f32 $0, $1, $2;", "=f,f,f", [x, inverse], tl.float32, True, 1)
+    else:
+        return tl.sqrt(tl.maximum(x, 0.0))
+
+
+@triton.jit
 def larger_size(x, y):
     """max(x, |y|), and |y| where x is NaN. Of the size of a product LLVM makes an instruction of its own."""
     if PTX:

@@ -57,7 +57,8 @@ def _padded(size: int) -> int:
 
 def _as_tf32(tensor: Tensor) -> Tensor:
     """float32 rounded to the 10 bits of tf32, so that squares and products are of the same positions."""
-    return ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    rounded = ((tensor.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    return rounded.where(tensor.isfinite(), tensor)  # the NaN of a GPU would become -0
 
 
 def _contiguous(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -31,6 +31,21 @@ def load_rows(
 
 
 @triton.jit
+def turned(tile, pointer, start, ROWS: tl.constexpr, PADDED: tl.constexpr, AGAIN: tl.constexpr):
+    """A tile of ``load_rows``, turned over: loaded once more if it is float32 in half precision (AGAIN).
+
+    For two products read it, only one of them turned over, and the tensor cores read float32 in one order alone. Of a
+    single tile the compiler makes the other order by way of registers, and it is not fetched while another is computed.
+    """
+    if AGAIN:
+        rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
+        place = pointer + tl.cast(start, tl.int64) * PADDED
+        return tl.load(place + (rows[None, :] * PADDED + columns[:, None]))
+    else:
+        return tl.trans(tile)
+
+
+@triton.jit
 def rows_in_memory(count, SUMS: tl.constexpr):
     """Of a head: whole tiles, with SUMS."""
     return tl.cdiv(count, WHOLE) * WHOLE if SUMS else count
@@ -81,9 +96,9 @@ def load_parts(PARTS, head, start, count, SUMS: tl.constexpr, OF_KEYS: tl.conste
         parts = tl.load(PARTS + first + (rows[:, None] * SLOTS + slots[None, :]))
         if OF_KEYS:
             parts = tl.trans(parts)
-        return parts, parts, parts, parts, parts, parts
+        return parts, parts, parts, parts, parts
     else:
-        return None, None, None, None, None, None
+        return None, None, None, None, None
 
 
 @triton.jit
@@ -112,12 +127,11 @@ def load_sides(
     """
     if SUMS and scores.PENUMBRAL <= SCORE and SCORE < scores.UMBRAL:
         return (
-            load_side(SIDES, 0, 6, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 1, 6, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 2, 6, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 3, 6, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 4, 6, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 5, 6, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 0, 5, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 1, 5, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 2, 5, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 3, 5, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 4, 5, head, start, count, OF_KEYS, ROWS),
         )
     elif SUMS:
         return (

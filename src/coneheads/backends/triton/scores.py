@@ -125,8 +125,8 @@ def slopes(
     """g times the derivatives of the score for m, one level, and its two parameters, in the order of `pair_fields`.
 
     For a squared distance the first is that for its half, of which a query gets as much as it is off the key. The level
-    is the query's, or else the key's. Sums of these two are to be multiplied by ``unit``. The parameters are not always
-    a and b: of the umbral cone they are radius and gamma.
+    is that of the program's own token, the query or else the key, and sums of these two over its pairs are to be
+    multiplied by its ``unit``. The parameters are not always a and b: of the umbral cone they are radius and gamma.
     """
     difference, both = terms[0], terms[1]
     if SCORE == DOT:
@@ -177,9 +177,18 @@ def slopes(
 
 
 @triton.jit
-def unit(SCORE: tl.constexpr, SCALED: tl.constexpr, a, b):
-    """Of slopes: those of penumbral cones are those of four times the squared height, and of the height made of what
-    the score in base 2 is made of; those of scaled lengths leave out what is the same for all pairs."""
+def unit(SCORE: tl.constexpr, SCALED: tl.constexpr, level, a, b):
+    """Of the slopes of tokens with these levels, one number each: what is the same for all pairs of a token."""
+    if SCORE >= PENUMBRAL and SCORE < UMBRAL:
+        return depth(level, a) * (2 * _unit(SCORE, SCALED, a, b))
+    else:
+        return tl.full(level.shape, 1.0, tl.float32) * _unit(SCORE, SCALED, a, b)
+
+
+@triton.jit
+def _unit(SCORE: tl.constexpr, SCALED: tl.constexpr, a, b):
+    """Slopes of penumbral cones are those of four times the squared height, and of the height made of what the score in
+    base 2 is made of; those of scaled lengths leave out what is the same for all pairs."""
     if SCALED:
         return b * 0.25 if SCORE == PENUMBRAL else a * b * 0.5
     elif SCORE == PENUMBRAL:
@@ -256,35 +265,38 @@ def depth(level, h):
 @triton.jit
 def _below_light(SUMS: tl.constexpr, both, reach, h):
     """Twice the level of the lca and what is left of it to 4h, which is more for an lca below the light."""
-    most = 4 * h * (1 + MARGIN) if SUMS else 4 * h
     twice = functions.add(both, reach, SUMS == IN_TENSOR_MEMORY)
-    return twice, functions.subtract(most, twice, SUMS == IN_TENSOR_MEMORY)
+    return twice, functions.subtract(_most(SUMS, h), twice, SUMS == IN_TENSOR_MEMORY)
+
+
+@triton.jit
+def _most(SUMS: tl.constexpr, h):
+    return 4 * h * (1 + MARGIN) if SUMS else 4 * h
 
 
 @triton.jit
 def _penumbral(SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m, terms, h):
     """Four times the squared height of the lca or, where the pair has none, of the lowest light that would give one.
 
-    With the levels L and depths t = h - L of the two points, D their reach, y and z their heights and A = y^2 - z^2,
-    the terms are L_q - L_k, L_q + L_k, squares = D^2 + 2 (y^2 + z^2), apart_sq = A^2, and apart = 4 t_y A, y being the
-    height of a program's own token and t_y its depth. Twice the level of the lca is w = L_q + L_k + D: so its height is
-    that of w (4h - w), while w is below 2h. Beyond, it is that of squares + apart_sq / D^2. All that is added is
-    positive, and 4h - w is at least half of 4h.
+    With the levels L of the two points, D their reach, and y and z their heights, y that of a program's own token, the
+    terms are L_q - L_k, L_q + L_k, squares = D^2 + 2 (y^2 + z^2) and apart = y^2 - z^2. Twice the level of the lca is
+    w = L_q + L_k + D: so its height is that of w (4h - w), while w is below 2h. Beyond, it is that of
+    squares + (apart / D)^2. All that is added is positive, and 4h - w is at least half of 4h.
 
-    Forward in half precision takes root and inverse of m; else both are from one inverse root of the squared reach,
-    which slopes need, and which is never 0.
+    Forward in half precision takes 1 / D of m: where that is not the square of the reach, or not above 0, one point is
+    an ancestor of the other, and never beyond the light.
     """
-    difference, both, squares, apart_sq, apart = terms
+    difference, both, squares, apart = terms
+    TWOS: tl.constexpr = SUMS == IN_TENSOR_MEMORY
     if SUMS and not SLOPES:
-        reach = _reach(SCORE, m, difference, False)
-        inverse_sq = functions.inverse(m)
+        inverse = tl.rsqrt(tl.maximum(m, TINY) if INTERPRETED else m)
+        reach = functions.larger_size(functions.root(m, inverse, TWOS), difference)
     else:
-        reach = _reach(SCORE, m, difference, True)
         inverse = _inverse_reach(SCORE, m, difference)
-        inverse_sq = inverse * inverse
+        reach = _reach(SCORE, m, difference, True)
     twice, rest = _below_light(SUMS, both, reach, h)
-    below = functions.multiply(twice, rest, SUMS == IN_TENSOR_MEMORY)
-    return functions.fma_if_larger(twice, rest, apart_sq, inverse_sq, squares, below)
+    lean = functions.multiply(apart, inverse, TWOS)
+    return functions.fma_if_larger(twice, rest, lean, lean, squares, functions.multiply(twice, rest, TWOS))
 
 
 @triton.jit
@@ -293,8 +305,9 @@ def _penumbral_slopes(
     g, m, terms, level, other_level, h, gamma, inverse_h_sq, factor,
 ):  # fmt: skip
     """Through X, four times the squared height: below the light dX/dw = 4h - 2w, for D and for both levels; beyond it,
-    with a = A/D^2, half of dX/dy^2 is 1 + a, dX/dD^2 = (1 + a) (1 - a), and dy^2/dL = 2 t: so dX/dL = 4 t (1 + a)."""
-    difference, both, squares, apart_sq, apart = terms
+    with a = apart / D^2, half of dX/dy^2 is 1 + a, dX/dD^2 = (1 + a) (1 - a), and dy^2/dL = 2 t, t = h - L being the
+    depth: so dX/dL = 4 t (1 + a). What all pairs of a token share, 4 t, is left to ``unit``."""
+    difference, both, squares, apart = terms
     TWOS: tl.constexpr = SUMS == IN_TENSOR_MEMORY
     four_sq = _penumbral(SCORE, SUMS, True, m, terms, h)
     if SCORE == PENUMBRAL:
@@ -311,16 +324,16 @@ def _penumbral_slopes(
         g_sq = functions.if_larger(four_sq, 4 * HEIGHT_SQ_FLOOR, g_sq, 0.0)
         for_gamma = g * tl.log(tl.maximum(four_sq * 0.25, HEIGHT_SQ_FLOOR) * inverse_h_sq) * -0.5
         more = g * (gamma / h)
-    reach = _reach(SCORE, m, difference, True)
     inverse = _inverse_reach(SCORE, m, difference)
-    twice, rest = _below_light(SUMS, both, reach, h)
-    two_t = depth(level, h)
-    rise = functions.fma_if_larger(twice, rest, apart, inverse * inverse, 2 * two_t, rest - twice)
+    lean = functions.multiply(apart, inverse, TWOS)
+    twice, rest = _below_light(SUMS, both, _reach(SCORE, m, difference, True), h)
+    share = 1 / depth(level, h)
+    rise = functions.fma_if_larger(twice, rest, lean, inverse, 1.0, _most(SUMS, h) * 0.5 * share - twice * share)
     g_rise = functions.multiply(g_sq, rise, TWOS)
-    # 2 (1 + a) (1 - a), of half the squared reach, is rise (1 - a) / 2t, and 1 - a is 2 - rise / 4t
-    outward = functions.fma_if_larger(twice, rest, rise, -0.5 / (two_t * two_t), 2 / two_t, inverse)
+    # of half the squared reach 2 (1 + a) (1 - a), which is rise (2 - rise) / 2t by the unit; below the light, rise / D
+    outward = functions.fma_if_larger(twice, rest, rise, -share, 2 * share, inverse)
     for_m, for_level = _through_reach(OF_QUERY, functions.multiply(g_rise, outward, TWOS), g_rise, m, difference)
     # dX/dh is 4 times twice the level of the lca, and beyond the light 4 times (1 + a) level + (1 - a) other_level.
-    leaning = level + other_level + (rise * (0.5 / two_t) - 1) * (level - other_level)
+    leaning = level + other_level + (rise - 1) * (level - other_level)
     growth = functions.if_larger(twice, rest, leaning, twice)
-    return for_m, for_level, g_sq * growth * (4 * unit(SCORE, False, h, gamma)) + more, for_gamma
+    return for_m, for_level, g_sq * growth * (4 * _unit(SCORE, False, h, gamma)) + more, for_gamma

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from coneheads.backends.triton import memory, scores
+from coneheads.backends.triton import memory
 
 SLOTS, WHOLE = memory.SLOTS.value, memory.WHOLE.value
-LEAST_DEPTH, SMALL = scores.LEAST_DEPTH.value, scores.SMALL.value
 # The squared norm of what fills up the last tile. It is farther from every token than tokens are from each other, by so
 # much that it has no weight, and no score or slope of it is infinite.
 FAR = 2.0**126
@@ -83,27 +82,16 @@ def of_penumbral(norm_sq: Tensor, level: Tensor, light_height: Tensor, sign: int
 
     With L the level ``with_16_bits``, h the light's height and t = h - L, the depth below it, the sums are
 
-        squared norms;  L_q - L_k;  L_q + L_k;
-        squares 4h^2 - 2 t_q^2 - 2 t_k^2;  apart_sq (t_q^2 - t_k^2)^2;  apart 4 t_own (t_other^2 - t_own^2).
+        squared norms;  L_q - L_k;  L_q + L_k;  squares 4h^2 - 2 t_q^2 - 2 t_k^2;  apart t_other^2 - t_own^2.
 
-    In the slots are three 1s, three parts of the squared norm, two of L, two of t^2 and the first again, and two of
-    t^4. A product of two numbers is that of their first parts, and of these with the second ones: it is off by 2^-16,
-    and t^2 and t^4 by 2^-17. That does not grow: apart_sq is divided by D^2 only where D is above both depths.
+    In the slots are three 1s, three parts of the squared norm, two of L, and three of t^2.
     """
     h, wide = light_height, level.double()
     depth_sq = (h - wide).square()
-    two_t = torch.maximum(2 * (h - wide), (h * LEAST_DEPTH).clamp(min=SMALL))
-    own = [
-        norm_sq, sign * level, level, 4 * h.square() - 2 * depth_sq, depth_sq.square(), -2 * two_t * depth_sq,
-    ]  # fmt: skip
-    sides = _sides(own, [(3, 6, 1), (6, 8, -sign), (6, 8, 1), (8, 10, -2), (11, 13, 1), (0, 0, 0)])
+    own = [norm_sq, sign * level, level, 4 * h.square() - 2 * depth_sq, -depth_sq]
+    sides = _sides(own, [(3, 6, 1), (6, 8, -sign), (6, 8, 1), (8, 11, -2), (8, 11, 1)])
     parts, length = sides.new_zeros((*sides.shape[:-2], SLOTS)), norm_sq.shape[-1]
     parts[..., :length, 3:6] = _split(norm_sq, 3)
     parts[..., :length, 6:8] = _split(wide, 2)
-    parts[..., :length, 11:13] = _split(depth_sq.square(), 2)
-    high, low = _split(depth_sq, 2).unbind(-1)
-    parts[..., :length, 8:11] = torch.stack([high, low, high], -1)
-    for number, factor in ((4, -2 * depth_sq), (5, 2 * two_t)):
-        high, low = _split(factor, 2).unbind(-1)
-        sides[..., :length, number, 8:11] = torch.stack([high, high, low], -1)
+    parts[..., :length, 8:11] = _split(depth_sq, 3)
     return _finished(parts, sides, length, far=True)

@@ -11,6 +11,9 @@ from coneheads.backends.triton import functions, memory, scores
 
 # A squared distance |a|^2 + |b|^2 - 2ab below this share of |a|^2 has lost digits: float32 computes it directly.
 NEAR = tl.constexpr(0.2)
+# A gradient that is cut off to tf32 loses up to 2^-10 of itself, and 2^-12 / log(2) on the average over all sizes:
+# their sums are made larger by as much.
+CUT_OFF = tl.constexpr(1 + 2.0**-12 / 0.6931471805599453)
 
 
 @triton.jit
@@ -26,15 +29,19 @@ def product(a, b, PRECISION: tl.constexpr, WIDEN: tl.constexpr, start=None):
 
 
 @triton.jit
-def round_gradients(w, ROUND: tl.constexpr):
-    """Gradients as their products see them, in float32: as they are, or rounded to tf32 or to bfloat16.
+def round_gradients(w, ROUND: tl.constexpr, TWICE: tl.constexpr):
+    """Gradients as their products see them, in float32: as they are, or cut off to tf32, or rounded to bfloat16.
 
     A query gets the sum of w (q - k), which is computed as q sum(w) - sum(w k): both sums must be of the same w, or
-    what was rounded would be multiplied by q and k, and not by their small difference.
+    what was rounded would be multiplied by q and k, and not by their small difference. TWICE: whether w is read by more
+    than its product, which cuts off the bits that tf32 has not by itself. (Rounding would be two steps more a pair; see
+    CUT_OFF.)
     """
     if ROUND == "tf32":
-        bits = w.to(tl.uint32, bitcast=True)
-        return ((bits + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        if TWICE or scores.INTERPRETED:
+            return (w.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        else:
+            return w
     elif ROUND == "bf16":
         return w.to(tl.bfloat16).to(tl.float32)
     else:
@@ -108,7 +115,7 @@ def add_gradients(
             grad, w, Q, K, first_row, first_column, length, keys, positions, coordinates, TO_QUERY, PADDED, BM, BN
         )
     else:
-        w = round_gradients(w, ROUND)
+        w = round_gradients(w, ROUND, MEASURE == "exact" or (MEASURE == "bounded" and not ONES))
         if MEASURE == "exact":
             # The two terms of a near pair would cancel. What is added is the same, once both are put together.
             if any_near:
@@ -129,26 +136,29 @@ def add_gradients(
 @triton.jit
 def gradient_of(
     own, pull, grad, coordinates, unit,
-    TO_QUERY: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, PADDED: tl.constexpr,
+    TO_QUERY: tl.constexpr, MEASURE: tl.constexpr, ONES: tl.constexpr, ROUND: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of points from the sums over their pairs. With ONES, the pull is where other points have their 1.
 
     Of products it is the sum of w times the other point. A squared distance gives w (own - other), and queries in
-    memory are -2 q: so a query gets q pull - grad and a key k pull + grad / 2. unit is that of ``slopes``.
+    memory are -2 q: so a query gets q pull - grad and a key k pull + grad / 2. unit is that of ``slopes``. ROUND: see
+    ``round_gradients``.
     """
     if ONES:
         pull = tl.sum(tl.where((tl.arange(0, PADDED) == coordinates)[None, :], grad, 0.0), 1)
+    if ROUND == "tf32" and MEASURE != "direct":
+        unit *= CUT_OFF
     if MEASURE == "product":
-        return grad
+        return grad * unit[:, None]
     elif TO_QUERY:
-        return (own.to(tl.float32) * pull[:, None] * -0.5 - grad) * unit
+        return (own.to(tl.float32) * pull[:, None] * -0.5 - grad) * unit[:, None]
     else:
-        return (own.to(tl.float32) * pull[:, None] + grad * 0.5) * unit
+        return (own.to(tl.float32) * pull[:, None] + grad * 0.5) * unit[:, None]
 
 
 @triton.jit
 def measure(
-    q, k, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, first_column, length, keys, positions, coordinates,
+    q, k_turned, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, first_column, length, keys, positions, coordinates,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +178,7 @@ def measure(
         else:
             return m, m, True
     elif MEASURE == "bounded":
-        m = product(q, tl.trans(k), ROUND, WIDEN, sum_of(0, q_sides, k_sides, WIDEN))
+        m = product(q, k_turned, ROUND, WIDEN, sum_of(0, q_sides, k_sides, WIDEN))
         if scores.PENUMBRAL <= SCORE and SCORE < scores.FINITE_CONE:
             return m, m, False
         else:
@@ -176,10 +186,10 @@ def measure(
             return m, m, False
     elif MEASURE == "exact":
         if SCORE == scores.UMBRAL:
-            excess = k_sq[None, :] + product(q, tl.trans(k), ROUND, WIDEN)
+            excess = k_sq[None, :] + product(q, k_turned, ROUND, WIDEN)
             m = q_sq[:, None] + excess
         else:
-            m = (q_sq[:, None] + k_sq[None, :]) + product(q, tl.trans(k), ROUND, WIDEN)
+            m = (q_sq[:, None] + k_sq[None, :]) + product(q, k_turned, ROUND, WIDEN)
             excess = m
         limit = (q_sq * NEAR)[:, None]
         any_near = tl.min(m - limit) < 0
@@ -188,7 +198,7 @@ def measure(
             m = tl.where(m < limit, direct, m)
         return m, excess, any_near
     else:
-        m = product(q, tl.trans(k), ROUND, WIDEN)
+        m = product(q, k_turned, ROUND, WIDEN)
         return m, m, False
 
 
@@ -218,13 +228,11 @@ def terms_of(
             squares = functions.add(sum_of(3, q_sides, k_sides, WIDEN), m, True)
         else:
             squares = sum_of(3, q_sides, k_sides, WIDEN, m)
-        apart_sq = sum_of(4, q_sides, k_sides, WIDEN)
-        return difference, second, squares, apart_sq, sum_of(5, q_sides, k_sides, WIDEN)
+        return difference, second, squares, sum_of(4, q_sides, k_sides, WIDEN)
     else:
         apart = difference * (2 * a - second)  # y^2 - z^2, since y^2 = level (2h - level)
         squares = scores.reach_sq(m, difference) + (q_aux[:, None] + k_aux[None, :])
-        two_t = scores.depth(q_level[:, None], a) if OF_QUERY else -scores.depth(k_level[None, :], a)
-        return difference, second, squares, apart * apart, apart * (2 * two_t)
+        return difference, second, squares, apart if OF_QUERY else -apart
 
 
 @triton.jit
@@ -248,22 +256,36 @@ def scores_of(
         s = scores.value(SCORE, SUMS, m, terms, q_aux[:, None], k_aux[None, :], a, c, factor, SUMS and SLOPES)
     if mark is not None:
         s = s + mark[None, :]
+    if MASKED == "float":
+        inside = (rows < length)[:, None] & (columns < keys)[None, :]
+        added = tl.load(places(MASK, mask_row, mask_column, rows, columns), mask=inside, other=0.0).to(tl.float32)
+        s = s + added * scores.LOG2_E
     if SCALED and MASKED == "none" and not CAUSAL:
         return s
     else:
-        seen = (columns < keys)[None, :]
-        if CAUSAL:
-            seen = seen & (columns[None, :] <= rows[:, None])
-        if MASKED != "none":
-            place = MASK + rows.to(tl.int64)[:, None] * mask_row + columns.to(tl.int64)[None, :] * mask_column
-            inside = (rows < length)[:, None] & (columns < keys)[None, :]
-            if MASKED == "boolean":
-                seen = seen & (tl.load(place, mask=inside, other=0) != 0)
-            else:
-                added = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-                s = s + added * scores.LOG2_E
-                seen = seen & (added != float("-inf"))
+        seen = pairs_seen(MASK, mask_row, mask_column, rows, columns, length, keys, MASKED, CAUSAL)
         return tl.where(seen, s, float("-inf"))
+
+
+@triton.jit
+def places(MASK, mask_row, mask_column, rows, columns):
+    """Where the mask has the entries of a tile."""
+    return MASK + rows.to(tl.int64)[:, None] * mask_row + columns.to(tl.int64)[None, :] * mask_column
+
+
+@triton.jit
+def pairs_seen(
+    MASK, mask_row, mask_column, rows, columns, length, keys, MASKED: tl.constexpr, CAUSAL: tl.constexpr
+):  # fmt: skip
+    """Which pairs of a tile are not masked out."""
+    seen = (columns < keys)[None, :]
+    if CAUSAL:
+        seen = seen & (columns[None, :] <= rows[:, None])
+    if MASKED != "none":
+        inside = (rows < length)[:, None] & (columns < keys)[None, :]
+        entry = tl.load(places(MASK, mask_row, mask_column, rows, columns), mask=inside, other=0)
+        seen = seen & (entry != 0 if MASKED == "boolean" else entry != float("-inf"))
+    return seen
 
 
 @triton.jit
@@ -272,13 +294,9 @@ def rows_with_near_keys(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """1 for rows that attend to a near key in this tile, or are close already, else 0."""
-    # With the squared distance as their score, pairs that are not masked out are finite.
-    s = scores_of(
-        m, (m, m, m), q_sq, close, close, close, columns, 1.0, 1.0, 1.0,
-        MASK, mask_row, mask_column, rows, columns, length, keys, scores.DOT, False, False, MASKED, CAUSAL,
-    )  # fmt: skip
-    near = (m < (q_sq * NEAR)[:, None]) & (s > float("-inf"))
-    return tl.maximum(close, tl.max(tl.where(near, 1.0, 0.0), 1))
+    seen = pairs_seen(MASK, mask_row, mask_column, rows, columns, length, keys, MASKED, CAUSAL)
+    near = tl.where(seen, q_sq[:, None] * NEAR - m, 0.0)
+    return tl.where(tl.max(near, 1) > 0, 1.0, close)
 
 
 @triton.jit
