@@ -156,7 +156,7 @@ def backward_queries(
         k_aux = memory.load_levels(K_AUX + kv_head * keys, columns, keys, SCORE)
         k_sides = memory.load_parts(K_PARTS, kv_head, start, keys, SUMS, True, BN)
         v = memory.load_rows(V, start, keys, values, BN, DV, SUMS=SUMS)
-        k_turned = memory.turned(k, K, start, BN, DP, SUMS and ROUND == "tf32")
+        k_turned = memory.turned(k, K, start, BN, DP, SUMS and ROUND == "tf32" and DP == 64)
         grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
         m, excess, any_near = tiles.measure(
             q, k_turned, q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,

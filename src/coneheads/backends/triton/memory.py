@@ -32,10 +32,10 @@ def load_rows(
 
 @triton.jit
 def turned(tile, pointer, start, ROWS: tl.constexpr, PADDED: tl.constexpr, AGAIN: tl.constexpr):
-    """A tile of ``load_rows``, turned over: loaded once more if it is float32 in half precision (AGAIN).
+    """A tile of ``load_rows``, turned over: loaded once more if AGAIN, for float32 positions in half precision.
 
-    For two products read it, only one of them turned over, and the tensor cores read float32 in one order alone. Of a
-    single tile the compiler makes the other order by way of registers, and it is not fetched while another is computed.
+    Two products read it, one turned over, and the tensor cores read float32 in one order alone: the compiler would make
+    the other by way of registers, and fetch nothing ahead. Wide tiles have no room for both, narrow ones gain nothing.
     """
     if AGAIN:
         rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
