@@ -249,3 +249,20 @@ def test_gradients_in_float16_are_not_too_small_in_the_mean(name):
         grads.append(torch.autograd.grad(out.double().square().sum(), leaves[:2]))
     for ours, exact in zip(*grads, strict=True):
         assert abs((ours * exact).sum() / exact.square().sum() - 1) < 2e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_one_query_of_each_grouped_head_is_not_moved_by_the_others(dtype):
+    """As in decoding. The mean of one that is far off and one that is not would be far off from both."""
+    errors = []
+    for _ in range(8):
+        query, key, value = (torch.randn(1, n, length, 17) for n, length in ((2, 1), (1, 20), (1, 20)))
+        query[:, 1] = query[:, 0].sign() * query[:, 1].abs()
+        query[:, 1, :, -1] += 7
+        tensors = [t.to(dtype) for t in (query, key, value)]
+        exact = coneheads.attention(
+            *(t.double() for t in tensors), score="half_space", enable_gqa=True, backend="reference"
+        )
+        ours = coneheads.attention(*tensors, score="half_space", enable_gqa=True, backend="triton")
+        errors.append((ours.double() - exact).abs().amax() / exact.abs().amax())
+    assert max(errors) < 4 * torch.finfo(dtype).eps

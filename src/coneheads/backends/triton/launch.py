@@ -31,6 +31,9 @@ LOG2_E = math.log2(math.e)
 # Positions of so few coordinates have many near pairs: all their distances are computed directly.
 FEW_COORDINATES = 8
 ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
+# Positions are taken relative to the mean query where its square is above so much of their variance. It is twice their
+# spread then: of few queries, as in decoding, none is moved to far off the origin by others that are farther.
+OFF_CENTRE = 4
 # This share of |a|^2 may be rounding and nothing else: half precision, whose positions are no more exact, takes it off,
 # so that the distance of a point to itself is 0.
 NOISE = 4e-6
@@ -164,8 +167,8 @@ class Call:
     def _stored(self, q: Tensor, k: Tensor, group: int) -> tuple[Tensor, Tensor]:
         """Positions as products read them: in half precision where its range allows, else in float32.
 
-        They are taken relative to the mean query where that is larger than the spread of the queries; elsewhere not, so
-        that the differences of near points stay exact. (To the mean key, masked-out ones would move it.)
+        They are taken relative to the mean query where that is twice the spread of the queries; elsewhere not, so that
+        the differences of near points stay exact. (To the mean key, masked-out ones would move it.)
         """
         if self.product:
             return _contiguous(self._aligned(q), self.dtype), _contiguous(self._aligned(k), self.dtype)
@@ -173,7 +176,7 @@ class Call:
             grouped = q.unflatten(1, (-1, group))
             mean = grouped.mean((2, 3))[:, :, None]
             variance = grouped.var((2, 3), correction=0)[:, :, None]
-            centre = mean.where(mean.square() > variance, 0)
+            centre = mean.where(mean.square() > OFF_CENTRE * variance, 0)
             k, q = k - centre, q - centre.repeat_interleave(group, 1)
         dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         # A distance takes -2 q k: the factor is put into the positions of the queries.
