@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from coneheads.backends.triton import interpreted, scores
+from coneheads.backends.triton import interpreted, memory, scores
 
 REGISTERS = 1 << 16  # of a multiprocessor
 MANY_PAIRS = 16  # of a thread in backward
@@ -171,7 +171,9 @@ def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, gen
 
 
 def _wider(blocks: Blocks) -> Blocks:
-    return blocks._replace(columns=2 * blocks.columns)
+    """With twice the columns, or with half of them if it has those of a whole tile in memory."""
+    wide = 2 * blocks.columns
+    return blocks._replace(columns=wide if wide <= memory.WHOLE.value else blocks.columns // 2)
 
 
 # What a kernel reads and writes again: while blocks are tried, it runs many times, and each has to find what was there.
