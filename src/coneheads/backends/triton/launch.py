@@ -31,9 +31,7 @@ LOG2_E = math.log2(math.e)
 # Positions of so few coordinates have many near pairs: all their distances are computed directly.
 FEW_COORDINATES = 8
 ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
-# Positions are taken relative to the mean query where its square is above so much of their variance. It is twice their
-# spread then: of few queries, as in decoding, none is moved to far off the origin by others that are farther.
-OFF_CENTRE = 4
+OFF_CENTRE = 4  # times the variance of queries; a mean with a smaller square may be that of some that are far off alone
 # This share of |a|^2 may be rounding and nothing else: half precision, whose positions are no more exact, takes it off,
 # so that the distance of a point to itself is 0.
 NOISE = 4e-6
