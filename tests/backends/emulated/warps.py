@@ -1,0 +1,71 @@
+"""Instructions of whole warps: numbers from other threads, and matrices of halves in shared memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.backends.emulated.machine import WARP, Machine
+from tests.backends.emulated.program import Instruction, Memory
+
+LANE = np.arange(WARP)
+ROW, PAIR = LANE // 4, 2 * (LANE % 4)  # of a lane in a matrix of 8 x 8 halves: its row, and the first of its columns
+
+
+def shuffle(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    """The number of the thread whose place differs in some bits (bfly), or of a given one (idx)."""
+    _, _, mode, _ = instruction.parts
+    target, source, by, clamp, _ = instruction.operands
+    assert int(machine.get(clamp, np.uint32)) == WARP - 1, "all 32 threads take part"
+    machine.whole_warps(who)
+    numbers = machine.get(source, np.uint32)
+    lane = np.arange(machine.count) % WARP
+    given = machine.get(by, np.uint32).astype(np.int64)
+    other = lane ^ given if mode == "bfly" else given & (WARP - 1)
+    assert mode in ("bfly", "idx")
+    machine.set(target, numbers[np.arange(machine.count) - lane + other], who)
+
+
+def load_matrix(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    """ldmatrix: 8 x 8 halves, whose rows begin where eight of the threads say."""
+    targets, place = instruction.operands
+    assert isinstance(place, Memory)
+    assert isinstance(targets, list)
+    warps = machine.whole_warps(who)
+    base = machine.registers[place.base].reshape(-1, WARP)[warps].astype(np.int64) + place.offset
+    program = machine.of_program.reshape(-1, WARP)[warps, 0]
+    number = machine.warp.reshape(-1, WARP)[warps, 0]
+    for i, name in enumerate(targets):
+        addresses = base[:, 8 * i : 8 * i + 8].reshape(-1)
+        rows = machine.shared.read(np.repeat(program, 8), np.repeat(number, 8), addresses, 16)
+        matrix = rows.view(np.uint16).reshape(len(warps), 8, 8)
+        if "trans" in instruction.parts:
+            matrix = matrix.transpose(0, 2, 1)
+        two = np.stack([matrix[:, ROW, PAIR], matrix[:, ROW, PAIR + 1]], -1)
+        machine.set(name, of_warps(machine, warps, np.ascontiguousarray(two).view(np.uint32)[..., 0]), who)
+
+
+def store_matrix(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    """stmatrix: the same in the other direction."""
+    place, sources = instruction.operands
+    assert isinstance(place, Memory)
+    assert isinstance(sources, list)
+    warps = machine.whole_warps(who)
+    base = machine.registers[place.base].reshape(-1, WARP)[warps].astype(np.int64) + place.offset
+    program = machine.of_program.reshape(-1, WARP)[warps, 0]
+    number = machine.warp.reshape(-1, WARP)[warps, 0]
+    for i, name in enumerate(sources):
+        two = np.ascontiguousarray(machine.get(name, np.uint32).reshape(-1, WARP)[warps])[..., None].view(np.uint16)
+        matrix = np.empty((len(warps), 8, 8), np.uint16)
+        matrix[:, ROW, PAIR], matrix[:, ROW, PAIR + 1] = two[..., 0], two[..., 1]
+        if "trans" in instruction.parts:
+            matrix = matrix.transpose(0, 2, 1)
+        rows = np.ascontiguousarray(matrix).view(np.uint8).reshape(-1, 16)
+        addresses = base[:, 8 * i : 8 * i + 8].reshape(-1)
+        machine.shared.write(np.repeat(program, 8), np.repeat(number, 8), addresses, rows)
+
+
+def of_warps(machine: Machine, warps: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """[warps, 32] as the numbers of all threads."""
+    whole = np.zeros((machine.count // WARP, WARP), numbers.dtype)
+    whole[warps] = numbers
+    return whole.reshape(-1)
