@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.backends.emulated import tensor_cores, warps
+from tests.backends.emulated import tensor_cores, tensor_memory, warps
 from tests.backends.emulated.machine import Action, Machine
 from tests.backends.emulated.memory import Fault
 from tests.backends.emulated.program import Instruction, Memory
@@ -98,11 +98,18 @@ def arithmetic(machine: Machine, instruction: Instruction, who: np.ndarray) -> N
     if twice:
         kind = kind.removesuffix("x2")
     function = FUNCTIONS[name]
+    if modifiers[-2:] == ["f32", "bf16"]:  # a bfloat16 and a float32
+        x, y = from_bfloat16(machine.get(operands[0], np.uint16)), machine.get(operands[1], np.float32)
+        machine.set(target, function(x, y), who)
+        return
     if name == "mul" and "hi" in modifiers:
         assert kind == "u32"
         function = _high
     if name in ("min", "max") and "NaN" in modifiers:
         function = {"min": np.minimum, "max": np.maximum}[name]
+    if len(operands) == 3:  # of three numbers, as in sm_100
+        machine.set(instruction.operands[0], _of_three(machine, function, operands, kind), who)
+        return
     machine.set(target, _apply(machine, function, operands, kind, twice, "ftz" in modifiers), who)
 
 
@@ -125,6 +132,11 @@ def _apply(
         if ftz:
             result = flushed(result)
     return np.ascontiguousarray(result).view(wide).reshape(-1) if twice else result
+
+
+def _of_three(machine: Machine, function: Any, operands: list[Any], kind: str) -> np.ndarray:
+    x, y, z = (machine.get(operand, TYPES[kind]) for operand in operands)
+    return function(function(x, y), z)
 
 
 def fma(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
@@ -382,6 +394,11 @@ def end(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     machine.ended |= who
 
 
+def fail(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    if who.any():
+        raise Fault("the kernel stops itself")
+
+
 def nothing(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     """Between memories that are one here."""
 
@@ -393,15 +410,18 @@ ACTIONS: dict[str, Action] = {
     "bra": branch,
     "cp": copy,
     "cvt": convert,
+    "elect": warps.elect,
     "fence": nothing,
     "fma": fma,
     "ld": load,
     "ldmatrix": warps.load_matrix,
     "mad": multiply_add,
+    "mbarrier": tensor_memory.of_barriers,
     "mma": tensor_cores.multiply_matrices,
     "mov": move,
     "mul": multiply,
     "prmt": permute,
+    "redux": warps.reduce,
     "ret": end,
     "selp": select,
     "setp": compare,
@@ -410,5 +430,7 @@ ACTIONS: dict[str, Action] = {
     "shr": shift,
     "st": store,
     "stmatrix": warps.store_matrix,
+    "tcgen05": tensor_memory.of_tensor_cores,
+    "trap": fail,
     "wgmma": tensor_cores.multiply_in_memory,
 }

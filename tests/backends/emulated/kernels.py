@@ -19,6 +19,7 @@ from tests.backends.emulated.instructions import ACTIONS
 from tests.backends.emulated.machine import Machine
 from tests.backends.emulated.memory import Global
 from tests.backends.emulated.program import read
+from tests.backends.emulated.tensor_memory import Barriers
 
 
 class Emulated:
@@ -47,6 +48,7 @@ class Emulated:
         passed += [0] * (len(program.parameters) - len(passed))  # scratch memory, which no kernel asks for
         words = [_word(value, kind) for value, (_, kind) in zip(passed, program.parameters, strict=True)]
         machine = Machine(program, programs, built.metadata.shared, memory, words)
+        machine.barriers = Barriers()
         machine.run(ACTIONS)
         memory.write_back()
         self.launches += 1

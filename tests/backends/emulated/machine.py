@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.backends.emulated.memory import Fault, Global, Shared
+from tests.backends.emulated.memory import Fault, Global, Shared, TensorMemory
 from tests.backends.emulated.program import Instruction, Operand, Program
 
 WARP = 32
@@ -42,12 +42,15 @@ class Machine:
             "global_smem": np.zeros(self.count, np.uint64),
         }
         self.everyone = np.ones(self.count, bool)
-        self.swizzle_at, self.swizzle_mask, self.swizzles = 62, 3, {0: 0, 1: 3, 2: 2, 3: 1}
         self.next = np.zeros(self.count, np.int64)
         self.waits = np.zeros(self.count, bool)
         self.ended = np.zeros(self.count, bool)
         self.copies: list[dict[str, np.ndarray]] = []
         self.committed = np.zeros(self.count, np.int64)
+        self.products: dict[int, list[np.ndarray]] = {}  # what products of four warps read, by these
+        self.yields = np.zeros(self.count, bool)
+        self.tensor_memory = TensorMemory(programs)
+        self.barriers: Any = None
         self.counter = 0
 
     # --- Operands ----------------------------------------------------------------------------------------------------
@@ -105,6 +108,9 @@ class Machine:
                 ready = ~(self.ended | self.waits)
                 if not ready.any():
                     raise Fault("threads wait at barriers for others that have ended or wait elsewhere")
+                if not (ready & ~self.yields).any():
+                    self.yields[:] = False
+                ready &= ~self.yields
                 at = int(self.next[ready].min())
                 who = ready & (self.next == at)
                 self._run_on(at, self.everyone if who.all() else who, compiled, targets)

@@ -84,6 +84,7 @@ class Shared:
         self.writer, self.reader = (np.full(total, NOBODY, np.int16) for _ in range(2))
         self.written_at, self.read_at = (np.full(total, -1, np.int32) for _ in range(2))
         self.in_flight = np.zeros(total, bool)  # a copy to here was begun and is not known to be done
+        self.being_read = np.zeros(total, np.int16)  # by products that were begun and are not known to be done
 
     def _places(self, programs: np.ndarray, addresses: np.ndarray, size: int) -> np.ndarray:
         _aligned(addresses, size)
@@ -97,11 +98,11 @@ class Shared:
         self.note_read(places, programs[:, None], warps[:, None])
         return self.bytes[places]
 
-    def read_together(self, programs: np.ndarray, addresses: np.ndarray, size: int) -> np.ndarray:
-        """For all warps of a program."""
+    def read_together(self, programs: np.ndarray, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """For all warps of a program; and where it is."""
         places = self._places(programs, addresses, size)
         self.note_read(places, programs[:, None], np.int16(SEVERAL))
-        return self.bytes[places]
+        return self.bytes[places], places
 
     def note_read(self, places: np.ndarray, programs: np.ndarray, warps: np.ndarray) -> None:
         epoch = self.epoch[programs]
@@ -134,6 +135,8 @@ class Shared:
             raise Fault("two threads write different numbers to one place of shared memory")
 
     def _note_write(self, places: np.ndarray, programs: np.ndarray, warps: np.ndarray) -> None:
+        if self.being_read[places].any():
+            raise Fault("shared memory is written from which a product is still read")
         epoch = self.epoch[programs]
         for done_at, by, what in ((self.read_at, self.reader, "read"), (self.written_at, self.writer, "written")):
             if ((done_at[places] == epoch) & (by[places] != warps)).any():
@@ -154,3 +157,27 @@ class Shared:
         self.in_flight[places] = False
         self.bytes[places] = data
         self.writer[places], self.written_at[places] = warps[:, None], self.epoch[programs][:, None]
+
+
+class TensorMemory:
+    """That of all programs: 128 rows of 512 numbers."""
+
+    ROWS, COLUMNS = 128, 512
+
+    def __init__(self, programs: int) -> None:
+        self.shape = (programs, self.ROWS, self.COLUMNS)
+        self.words = np.zeros(0, np.uint32)
+        self.columns = np.zeros(programs, np.int64)  # that a program has asked for
+        self.being_written, self.being_read = (np.zeros(0, np.int16) for _ in range(2))
+
+    def allocate(self, program: int, columns: int) -> None:
+        if not self.words.size:
+            self.words = np.full(self.shape, 0xFFFFFFFF, np.uint32)
+            self.being_written, self.being_read = (np.zeros(self.shape, np.int16) for _ in range(2))
+        if self.columns[program] + columns > self.COLUMNS:
+            raise Fault(f"more than {self.COLUMNS} columns of tensor memory")
+        self.columns[program] += columns
+
+    def check(self, programs: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> None:
+        if (rows < 0).any() or (rows >= self.ROWS).any() or (columns >= self.columns[programs]).any():
+            raise Fault("beyond tensor memory")

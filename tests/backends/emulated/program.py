@@ -121,6 +121,8 @@ class _Reader:
             guard = (self._named(word.lstrip("!")), not word.startswith("!"))
         name, *rest = statement.split(maxsplit=1)
         operands = [self._operand(text) for text in _split(rest[0])] if rest else []
+        if name.startswith("bra") and not rest[0].startswith("$"):  # to a label of this scope, which may come later
+            operands = [self._in_scope(rest[0].strip())]
         self.program.instructions.append(Instruction(name, operands, guard, self.begun_at, statement))
 
     def _declare(self, kind: str, names: str) -> None:

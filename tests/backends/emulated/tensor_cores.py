@@ -5,6 +5,8 @@ All numbers are multiplied exactly, and a sum is rounded once. A GPU rounds more
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tests.backends.emulated.machine import WARP, Machine
@@ -15,8 +17,19 @@ from tests.backends.emulated.warps import LANE, PAIR, ROW, of_warps
 FOUR = 4 * WARP  # threads of a product of four warps
 
 
+class Swizzles(NamedTuple):
+    """How descriptors say which bits of an address are mixed: the number of bits, by a number at a place in them."""
+
+    at: int
+    mask: int
+    bits: dict[int, int]
+
+
+OF_FOUR_WARPS = Swizzles(62, 3, {0: 0, 1: 3, 2: 2, 3: 1})
+
+
 def halves(kind: str, registers: np.ndarray) -> np.ndarray:
-    """uint32 [...] as float32 [..., 2], or with tf32 [..., 1], whose last 13 bits are cut off."""
+    """The bits [...] as float32 [..., 2] (of uint32), [..., 1] (of uint16, or tf32, whose last 13 bits are cut off)."""
     if kind == "tf32":
         return (registers & np.uint32(0xFFFFE000)).view(np.float32)[..., None]
     two = np.ascontiguousarray(registers)[..., None].view(np.uint16)
@@ -78,11 +91,11 @@ def _add(
 
 
 def matrix_in_memory(
-    machine: Machine, programs: np.ndarray, descriptors: np.ndarray, kind: str, rows: int, turned: bool
-) -> np.ndarray:
-    """float32 [descriptors, rows, K]: a matrix of which a product takes 32 bytes of each row, or, if it is turned, K rows.
+    machine: Machine, programs: np.ndarray, descriptors: np.ndarray, swizzles: Swizzles, kind: str, rows: int, turned: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """float32 [descriptors, rows, K], and where it is. A product takes 32 bytes of each row; if it is turned, K rows.
 
-    Its parts of 8 x `width` bytes have a distance each, and the addresses in them are swizzled.
+    A matrix has parts of 8 x `width` bytes, whose distances are in its descriptor, and the addresses in them are mixed.
     """
     step = 4 if kind == "tf32" else 2
     columns = 32 // step
@@ -90,8 +103,8 @@ def matrix_in_memory(
     along, across = ((((descriptors >> np.uint64(at)) & np.uint64(0x3FFF)).astype(np.int64) << 4) for at in (16, 32))
     if ((descriptors >> np.uint64(49)) & np.uint64(7)).any():
         raise Fault("a matrix begins within a swizzled part")
-    (mode,) = np.unique((descriptors >> np.uint64(machine.swizzle_at)).astype(np.int64) & machine.swizzle_mask)
-    bits = machine.swizzles[int(mode)]
+    (mode,) = np.unique((descriptors >> np.uint64(swizzles.at)).astype(np.int64) & swizzles.mask)
+    bits = swizzles.bits[int(mode)]
     width = 16 << bits
     row, column = np.arange(rows)[:, None], np.arange(columns)[None]
     if turned:
@@ -105,14 +118,9 @@ def matrix_in_memory(
             place = (row // 8) * across[:, None, None] + (row % 8) * 16 + byte % 16 + (byte // 16) * along[:, None, None]
     address = start[:, None, None] + place
     address ^= ((address >> 7) & ((1 << bits) - 1)) << 4
-    data = machine.shared.read_together(np.repeat(programs, rows * columns), address.reshape(-1), step)
-    if kind == "tf32":
-        numbers = (data.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    elif kind == "bf16":
-        numbers = (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
-        numbers = data.view(np.float16).astype(np.float32)
-    return numbers.reshape(len(descriptors), rows, columns)
+    data, places = machine.shared.read_together(np.repeat(programs, rows * columns), address.reshape(-1), step)
+    numbers = halves(kind, data.view(np.uint32 if kind == "tf32" else np.uint16))
+    return numbers.reshape(len(descriptors), rows, columns), places.reshape(len(descriptors), -1)
 
 
 def multiply_in_memory(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
@@ -122,27 +130,35 @@ def multiply_in_memory(machine: Machine, instruction: Instruction, who: np.ndarr
     groups = np.flatnonzero(by_four.any(1))
     if not by_four[groups].all():
         raise Fault("four warps come to an instruction of theirs in part")
+    if step == "wait_group":
+        assert instruction.operands == ["0"], "all products are waited for"
+        for group in groups:
+            for places in machine.products.pop(int(group), []):
+                machine.shared.being_read[places] -= 1
     if step != "mma_async":
         return
     kind = instruction.parts[6]
     columns = int(instruction.parts[4].removeprefix("m64n").split("k")[0])
     target, a, b, scale, *ones = instruction.operands
     assert ones[:2] == ["1", "1"]
-    turned = [bool(int(str(bit))) for bit in ones[2:]]
+    turned = [bool(int(str(bit))) for bit in ones[2:]] or [False]
     programs = machine.of_program.reshape(-1, FOUR)[groups, 0]
 
-    def descriptors(name: Operand) -> np.ndarray:
+    def in_memory(name: Operand, rows: int, turned: bool) -> np.ndarray:
         mine = machine.get(name, np.uint64).reshape(-1, FOUR)[groups]
         assert (mine == mine[:, :1]).all(), "four warps agree about a matrix"
-        return mine[:, 0]
+        matrix, places = matrix_in_memory(machine, programs, mine[:, 0], OF_FOUR_WARPS, kind, rows, turned)
+        for group, of_group in zip(groups, places, strict=True):
+            machine.shared.being_read[of_group] += 1
+            machine.products.setdefault(int(group), []).append(of_group)
+        return matrix
 
-    right = matrix_in_memory(machine, programs, descriptors(b), kind, columns, bool(turned and turned[-1]))
+    right = in_memory(b, columns, turned[-1])
     warps = (groups[:, None] * 4 + np.arange(4)).reshape(-1)
     if isinstance(a, list):
         left = left_of(kind, registers_of(machine, warps, a))
     else:
-        whole = matrix_in_memory(machine, programs, descriptors(a), kind, 64, bool(turned and turned[0]))
-        left = whole.reshape(len(warps), 16, -1)
+        left = in_memory(a, 64, turned[0]).reshape(len(warps), 16, -1)
     products = product(left, np.repeat(right, 4, 0).transpose(0, 2, 1))
     adds = np.broadcast_to(machine.get(scale, np.bool_), (machine.count,)).reshape(-1, WARP)[warps]
     before = np.where(adds[:, None], registers_of(machine, warps, target).view(np.float32), np.float32(0))

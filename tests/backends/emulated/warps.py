@@ -69,3 +69,21 @@ def of_warps(machine: Machine, warps: np.ndarray, numbers: np.ndarray) -> np.nda
     whole = np.zeros((machine.count // WARP, WARP), numbers.dtype)
     whole[warps] = numbers
     return whole.reshape(-1)
+
+
+def elect(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    """The first thread of a warp."""
+    machine.whole_warps(who)
+    number, _, predicate = str(instruction.operands[0]).partition("|")
+    machine.set(number, np.zeros(machine.count, np.uint32), who)
+    machine.set(predicate, np.arange(machine.count) % WARP == 0, who)
+
+
+def reduce(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    """redux: the least or the largest number of a warp, which is none of those that are NaN."""
+    assert instruction.name in ("redux.sync.min.f32", "redux.sync.max.f32")
+    machine.whole_warps(who)
+    target, source, _ = instruction.operands
+    numbers = machine.get(source, np.float32).reshape(-1, WARP)
+    found = (np.fmin if "min" in instruction.parts else np.fmax).reduce(numbers, 1)
+    machine.set(target, np.repeat(found, WARP), who)

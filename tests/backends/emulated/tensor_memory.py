@@ -1,0 +1,182 @@
+"""Tensor cores as in sm_100: one thread starts a product, whose sums are in a memory of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.backends.emulated.machine import WARP, Machine
+from tests.backends.emulated.memory import Fault
+from tests.backends.emulated.program import Instruction, Memory, Operand
+from tests.backends.emulated.tensor_cores import Swizzles, halves, matrix_in_memory, product
+
+OF_ONE_THREAD = Swizzles(61, 7, {0: 0, 2: 3, 4: 2, 6: 1})
+SUMS_IN_FLOAT32 = 1
+KINDS = {("kind::f16", 0): "f16", ("kind::f16", 1): "bf16", ("kind::tf32", 2): "tf32"}
+Places = tuple[int, np.ndarray, np.ndarray]  # a program, rows and columns
+
+
+def of_tensor_cores(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    step = instruction.parts[1]
+    if step == "alloc":
+        place, columns = instruction.operands
+        for warp in machine.whole_warps(who):
+            program = machine.of_program[warp * WARP]
+            machine.tensor_memory.allocate(program, int(str(columns)))
+            address = _numbers(machine, place, np.array([warp * WARP]))
+            machine.shared.write(np.array([program]), np.array([0], np.int16), address, np.zeros((1, 4), np.uint8))
+    elif step == "mma":
+        for thread in np.flatnonzero(who):
+            _multiply(machine, instruction, int(thread))
+    elif step == "commit":
+        for thread in np.flatnonzero(who):
+            machine.barriers.commit(machine, int(thread), _numbers(machine, instruction.operands[0], np.array([thread])))
+    elif step in ("ld", "st"):
+        _move(machine, instruction, who)
+    elif step not in ("dealloc", "relinquish_alloc_permit", "wait::ld", "wait::st"):
+        raise Fault("unknown")
+
+
+def _numbers(machine: Machine, place: Operand, threads: np.ndarray) -> np.ndarray:
+    assert isinstance(place, Memory)
+    return machine.registers[place.base][threads].astype(np.int64) + place.offset
+
+
+def _multiply(machine: Machine, instruction: Instruction, thread: int) -> None:
+    """a [M, K] times b [K, N]: b is in shared memory, a there or in tensor memory."""
+    target, a, b, about, adds = instruction.operands
+    word = int(np.broadcast_to(machine.get(about, np.uint32), (machine.count,))[thread])
+    kind = KINDS[instruction.parts[3], (word >> 7) & 7]
+    assert (word >> 10) & 7 == (word >> 7) & 7, "a and b have one dtype"
+    assert (word >> 4) & 3 == SUMS_IN_FLOAT32, "sums are float32"
+    assert not word & 0b1101111 & ~0b110000 and not (word >> 13) & 3, "nothing is sparse, cut off or negated"
+    columns, rows = 8 * ((word >> 17) & 63), 16 * ((word >> 24) & 31)
+    program = machine.of_program[thread : thread + 1]
+
+    def in_memory(name: Operand, count: int, turned: bool) -> np.ndarray:
+        descriptor = machine.get(name, np.uint64)[thread : thread + 1]
+        matrix, places = matrix_in_memory(machine, program, descriptor, OF_ONE_THREAD, kind, count, turned)
+        machine.shared.being_read[places[0]] += 1
+        machine.barriers.begun.setdefault(int(program[0]), []).append(("shared", places[0]))
+        return matrix[0]
+
+    right = in_memory(b, columns, bool((word >> 16) & 1))
+    memory = machine.tensor_memory
+    if isinstance(a, Memory):
+        places = _places(machine, a, thread, rows, right.shape[1] * (4 if kind == "tf32" else 2) // 4)
+        left = halves(kind, memory.words[places]).reshape(rows, -1)
+        memory.being_read[places] += 1
+        machine.barriers.begun.setdefault(int(program[0]), []).append(("read", places))
+    else:
+        left = in_memory(a, rows, bool((word >> 15) & 1))
+    places = _places(machine, target, thread, rows, columns)
+    sums = product(left, right.T)
+    if np.broadcast_to(machine.get(adds, np.bool_), (machine.count,))[thread]:
+        sums = sums + memory.words[places].view(np.float32)
+    memory.words[places] = sums.astype(np.float32).view(np.uint32)
+    memory.being_written[places] += 1
+    machine.barriers.begun.setdefault(int(program[0]), []).append(("written", places))
+
+
+def _places(machine: Machine, place: Operand, thread: int, rows: int, columns: int) -> Places:
+    """Of a matrix: 128 rows, or 64, of which every warp has 16 of its 32."""
+    address = int(_numbers(machine, place, np.array([thread]))[0])
+    row, column = np.arange(rows)[:, None] + (address >> 16), np.arange(columns)[None] + (address & 0xFFFF)
+    if rows == 64:
+        assert address >> 16 in (0, 16)
+        row = (address >> 16) + WARP * (np.arange(rows) // 16)[:, None] + (np.arange(rows) % 16)[:, None]
+    else:
+        assert rows == 128 and address >> 16 == 0
+    program = int(machine.of_program[thread])
+    machine.tensor_memory.check(np.array(program), row, column)
+    return program, row, column
+
+
+def _move(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    """Rows of a warp to its registers, or back: 32 of them, or 16 twice."""
+    loads = instruction.parts[1] == "ld"
+    place = instruction.operands[0 if not loads else 1]
+    registers = instruction.operands[0 if loads else -1]
+    assert isinstance(registers, list)
+    shape, count = instruction.parts[4], int(instruction.parts[5][1:])
+    assert len(registers) == count
+    warps = machine.whole_warps(who)
+    threads = (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
+    address = _numbers(machine, place, threads)
+    row, column = address >> 16, address & 0xFFFF
+    lane = threads % WARP
+    if shape == "32x32b":
+        row = row + lane
+    else:
+        assert shape == "16x32bx2"
+        half = int(str(instruction.operands[2 if loads else 1]))
+        row, column = row + lane % 16, column + (lane // 16) * half
+    programs, memory = machine.of_program[threads], machine.tensor_memory
+    if (row // WARP != machine.warp[threads] % 4).any():
+        raise Fault("a warp reads rows of another")
+    for i, name in enumerate(registers):
+        places = (programs, row, column + i)
+        memory.check(*places)
+        if memory.being_written[places].any() or (not loads and memory.being_read[places].any()):
+            raise Fault("tensor memory is used while a product is under way there")
+        if loads:
+            whole = np.zeros(machine.count, np.uint32)
+            whole[threads] = memory.words[places]
+            machine.set(name, whole, who)
+        else:
+            memory.words[places] = np.broadcast_to(machine.get(name, np.uint32), (machine.count,))[threads]
+
+
+class Barriers:
+    """In shared memory; a barrier changes its phase when all that it waits for has arrived."""
+
+    def __init__(self) -> None:
+        self.phases: dict[tuple[int, int], int] = {}
+        self.begun: dict[int, list[tuple[str, object]]] = {}  # products since the last commit, by program
+        self.committed: dict[tuple[int, int], list[tuple[str, object]]] = {}
+
+    def commit(self, machine: Machine, thread: int, address: np.ndarray) -> None:
+        """The barrier will learn that all products up to here are done. (They are, but nobody knows.)"""
+        key = (int(machine.of_program[thread]), int(address[0]))
+        self.phases[key] += 1
+        self.committed.setdefault(key, []).extend(self.begun.pop(key[0], []))
+
+    def seen(self, machine: Machine, key: tuple[int, int]) -> None:
+        """What was committed to a barrier is known to be done."""
+        for what, places in self.committed.pop(key, []):
+            counts = {
+                "shared": machine.shared.being_read,
+                "read": machine.tensor_memory.being_read,
+                "written": machine.tensor_memory.being_written,
+            }[what]
+            counts[places] -= 1  # type: ignore[index]
+
+
+def of_barriers(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
+    step = instruction.parts[1]
+    threads = np.flatnonzero(who)
+    if step == "try_wait":
+        target, place, parity = instruction.operands
+        parities = np.broadcast_to(machine.get(parity, np.uint32), (machine.count,))[threads]
+        addresses = _numbers(machine, place, threads)
+        done = np.zeros(machine.count, bool)
+        for program, address, wanted in set(
+            zip(machine.of_program[threads].tolist(), addresses.tolist(), parities.tolist(), strict=True)
+        ):
+            phase = machine.barriers.phases[program, address]
+            if (phase & 1) != wanted:
+                mine = (machine.of_program[threads] == program) & (addresses == address) & (parities == wanted)
+                done[threads[mine]] = True
+                machine.barriers.seen(machine, (program, address))
+        machine.set(target, done, who)
+        machine.yields |= who & ~done
+        return
+    addresses = _numbers(machine, instruction.operands[0], threads)
+    for thread, address in zip(threads, addresses, strict=True):
+        key = (int(machine.of_program[thread]), int(address))
+        if step == "init":
+            assert instruction.operands[1] == "1", "one arrives"
+            machine.barriers.phases[key] = 0
+        elif step == "inval":
+            del machine.barriers.phases[key]
+        else:
+            raise Fault("unknown")
