@@ -4,8 +4,8 @@ Every kernel is compiled for every score, dtype, size and architecture, from the
 and with the blocks it uses by default. The tables show registers, spills and shared memory beside the same kernel for
 dot product, and how many instructions the loop over tiles has for each pair of a query and a key.
 
-The gate fails (exit code 1) if a kernel spills, needs more shared memory than the architecture has, or does not
-compile. It covers plain calls: no mask (but for the kernel that differentiates one), no causality, no dropout, no
+The gate fails (exit code 1) if a kernel spills, needs more shared or tensor memory than the architecture has, or does
+not compile. It covers plain calls: no mask (but for the kernel that differentiates one), no causality, no dropout, no
 gradients of parameters. At E=64 a call with all of these is compiled too: its rows say "full", and are shown but not in
 the gate. Nor are the other blocks that are tried for dot product on a GPU, which say "tried", and the ratios of cones
 to dot product: the last table says whether they are as small as promised if dot product has the best of its blocks, and
@@ -25,7 +25,17 @@ from typing import Any, NamedTuple
 
 from coneheads.backends.triton import unavailable
 from coneheads.lab import machine
-from coneheads.lab.gpu_compile import DTYPES, KERNELS, SCORES, SHARED, Case, Found, compile_all, tried_blocks
+from coneheads.lab.gpu_compile import (
+    DTYPES,
+    KERNELS,
+    SCORES,
+    SHARED,
+    TENSOR_COLUMNS,
+    Case,
+    Found,
+    compile_all,
+    tried_blocks,
+)
 from coneheads.lab.progress import Progress
 from coneheads.lab.speed.screen import Screen
 
@@ -68,12 +78,14 @@ def ratio_to_dot(found: Found, results: dict[Case, Found]) -> float | None:
 
 def show(screen: Screen, results: dict[Case, Found]) -> None:
     """A table for each architecture, dtype and size."""
-    header = ["kernel", "score", "", "blocks", "registers", "spills", "shared KB", "loop", "a pair", "of dot", "mark"]
+    header = ["kernel", "score", "", "blocks", "registers", "spills", "shared KB", "tensor", "loop", "a pair", "of dot"]
     groups = list(dict.fromkeys((case.arch, case.dtype, case.size) for case in results))
     for arch, dtype, size in groups:
         rows = [found for case, found in results.items() if (case.arch, case.dtype, case.size) == (arch, dtype, size)]
         title = f"sm_{arch}, {dtype}, E={size}: {SHARED[arch] // 1024} KB of shared memory at most"
-        screen.table(title, header, [cells(found, ratio_to_dot(found, results)) for found in rows])
+        if arch == OPTIONAL:
+            title += f", and {TENSOR_COLUMNS} columns of tensor memory"
+        screen.table(title, [*header, "mark"], [cells(found, ratio_to_dot(found, results)) for found in rows])
 
 
 def cells(found: Found, ratio: float | None) -> list[str]:
@@ -81,13 +93,14 @@ def cells(found: Found, ratio: float | None) -> list[str]:
     start = [case.kernel, case.score, "full" if case.full else "tried" if case.blocks else ""]
     mark = "; ".join(found.reasons())
     if found.error:
-        return [*start, *[""] * 7, mark]
+        return [*start, *[""] * 8, mark]
     return [
         *start,
         "x".join(map(str, found.blocks[:2])) + f" {found.blocks[2]} warps {found.blocks[3]} stages",
         str(found.registers),
         str(found.spills),
         f"{found.shared / 1024:.1f}",
+        str(found.columns) if found.columns else "",
         "" if found.instructions is None else str(found.instructions),
         "" if found.per_pair is None else f"{found.per_pair:.1f}",
         "" if ratio is None else f"{ratio:.2f}",
@@ -204,7 +217,7 @@ def conclude(screen: Screen, results: dict[Case, Found]) -> int:
         screen.say(f"{'fails' if case.gated else 'not in the gate'}: {case}: {reason}")
     offenders = sum(case.gated for case in failed)
     gated = sum(case.gated for case in results)
-    screen.say(f"{gated - offenders} of {gated} kernels in the gate compile, do not spill and fit in shared memory")
+    screen.say(f"{gated - offenders} of {gated} kernels in the gate compile, do not spill and fit in memory")
     return 1 if offenders else 0
 
 

@@ -41,6 +41,8 @@ SCORES: dict[str, Score] = {
 }
 #: bytes of shared memory that a program can have
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+#: columns of the tensor memory of sm_100, which all programs of a multiprocessor share; they are given out in powers of 2
+TENSOR_COLUMNS = 512
 BATCH, HEADS, LENGTH = 2, 4, 512  # of the calls: as usual, neither 1 nor odd
 # How triton calls the dtypes of tensors.
 TYPES = {
@@ -75,7 +77,10 @@ class Case(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What became of a case. shared: bytes. instructions: in the loop over tiles, None if it was not recognised."""
+    """What became of a case.
+
+    shared: bytes. instructions: in the loop over tiles, None if it was not recognised. columns: of tensor memory.
+    """
 
     case: Case
     blocks: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -84,6 +89,7 @@ class Found(NamedTuple):
     shared: int = 0
     instructions: int | None = None
     error: str | None = None
+    columns: int = 0
 
     @property
     def per_pair(self) -> float | None:
@@ -99,6 +105,7 @@ class Found(NamedTuple):
         return [
             *([f"{self.spills} instructions spill"] if self.spills else []),
             *([f"{self.shared} bytes of shared memory, of {limit}"] if self.shared > limit else []),
+            *([f"{self.columns} columns of tensor memory, of {TENSOR_COLUMNS}"] if self.columns > TENSOR_COLUMNS else []),
         ]
 
 
@@ -208,7 +215,9 @@ def compile_case(case: Case) -> Found:
         return Found(case, error=reason_of(error))
     loop = loop_over_tiles(sass)
     shared = built.metadata.shared + usage["SHARED"]  # what the program asks for, and what the system adds
-    return Found(case, blocks, usage["REG"], spills(sass), shared, loop.instructions if loop else None)
+    instructions = loop.instructions if loop else None
+    columns = built.metadata.tmem_size or 0
+    return Found(case, blocks, usage["REG"], spills(sass), shared, instructions, columns=columns)
 
 
 def reason_of(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """What the instructions of PTX do, but those of whole warps, which are in warps.py.
 
-Functions that a GPU only approximates (roots, powers, quotients) are exact to the last place of float32 here.
+Functions that a GPU only approximates (roots, powers, quotients) are as far off as NVIDIA's manual allows, up or down by
+a coin that depends on the argument, unless float32 has the exact result.
 """
 
 from __future__ import annotations
@@ -48,13 +49,22 @@ def to_bfloat16(numbers: np.ndarray) -> np.ndarray:
 # --- Arithmetic ------------------------------------------------------------------------------------------------------
 
 
-def smaller(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.fmin(x, y)
+def approximate(function: Callable[..., np.ndarray], bits: float) -> Callable[..., np.ndarray]:
+    """Off by 2^-bits of the result."""
+
+    def approximated(*arguments: np.ndarray) -> np.ndarray:
+        exact = np.asarray(function(*(x.astype(np.float64) for x in arguments)))
+        coin = np.bitwise_xor.reduce([np.asarray(x).view(np.uint32) for x in np.broadcast_arrays(*arguments)])
+        up = (coin * np.uint32(2654435761)) >> np.uint32(31)
+        off = exact * (1 + (2.0 * up - 1) * 2.0**-bits)
+        return np.where(exact.astype(np.float32) == exact, exact, off)
+
+    return approximated
 
 
 def _quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype.kind == "f":
-        return x / y
+        return approximate(np.divide, 22)(x, y)
     if (y == 0).any():
         raise Fault("a division by 0")
     quotient = np.abs(x.astype(object)) // np.abs(y.astype(object)) if x.dtype == np.int64 else None
@@ -73,17 +83,17 @@ FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "and": np.bitwise_and,
     "div": _quotient,
-    "ex2": np.exp2,
-    "lg2": np.log2,
+    "ex2": approximate(np.exp2, 22),
+    "lg2": approximate(np.log2, 22),
     "max": np.fmax,
     "min": np.fmin,
     "mul": np.multiply,
     "neg": np.negative,
     "not": np.invert,
     "or": np.bitwise_or,
-    "rcp": np.reciprocal,
-    "rsqrt": lambda x: 1 / np.sqrt(x.astype(np.float64)),
-    "sqrt": np.sqrt,
+    "rcp": approximate(np.reciprocal, 23),
+    "rsqrt": approximate(lambda x: 1 / np.sqrt(x), 22.4),
+    "sqrt": approximate(np.sqrt, 23),
     "sub": np.subtract,
     "xor": np.bitwise_xor,
 }
@@ -315,7 +325,7 @@ def load(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     lanes = np.flatnonzero(who)
     addresses = _addresses(machine, place, lanes)
     if space == "global":
-        data = machine.memory.read(addresses, size * len(names))
+        data = machine.memory.read(machine.of_program[lanes], addresses, size * len(names))
     else:
         data = machine.shared.read(machine.of_program[lanes], machine.warp[lanes], addresses, size * len(names))
     values = data.view(dtype).reshape(len(lanes), len(names))
@@ -335,7 +345,7 @@ def store(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     values = np.stack([np.broadcast_to(machine.get(n, TYPES[kind]), (machine.count,))[lanes] for n in names], -1)
     data = np.ascontiguousarray(values).view(np.uint8).reshape(len(lanes), values.itemsize * len(names))
     if space == "global":
-        machine.memory.write(addresses, data)
+        machine.memory.write(machine.of_program[lanes], addresses, data)
     else:
         machine.shared.write(machine.of_program[lanes], machine.warp[lanes], addresses, data)
 
@@ -367,7 +377,9 @@ def copy(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
             read = np.full(len(lanes), number)
         assert ((read == 0) | (read == number)).all(), "a copy reads all or nothing here"
         some = read > 0
-        data[some] = machine.memory.read(_addresses(machine, source, lanes[some]), number)
+        data[some] = machine.memory.read(
+            machine.of_program[lanes[some]], _addresses(machine, source, lanes[some]), number
+        )
         programs, warp = machine.of_program[lanes], machine.warp[lanes]
         places = machine.shared.begin_copy(programs, warp, _addresses(machine, place, lanes), number)
         group = machine.committed[lanes].copy()

@@ -35,6 +35,7 @@ class Global:
                 end += -(-storage.nbytes() // APART) * APART + APART
         self.bytes = np.full(end, UNWRITTEN, np.uint8)
         self.inside = np.zeros(end, bool)
+        self.writer, self.reader = (np.full(end, NOBODY, np.int32) for _ in range(2))
         for storage, place in self.storages:
             self.bytes[place : place + storage.nbytes()] = _bytes_of(storage)
             self.inside[place : place + storage.nbytes()] = True
@@ -58,13 +59,30 @@ class Global:
             raise Fault(f"an address is in no tensor: {addresses[wrong][0]:#x}, of {size} bytes")
         return places
 
-    def read(self, addresses: np.ndarray, size: int) -> np.ndarray:
+    def read(self, programs: np.ndarray, addresses: np.ndarray, size: int) -> np.ndarray:
         """uint8 [threads, size]."""
-        return self.bytes[self._places(addresses, size)[:, None] + np.arange(size)]
+        places = self._places(addresses, size)[:, None] + np.arange(size)
+        owner = programs[:, None].astype(np.int32)
+        writer = self.writer[places]
+        if ((writer != NOBODY) & (writer != owner)).any():
+            raise Fault("a program reads what another has written")
+        before = self.reader[places]
+        mixed = (before != NOBODY) & (before != owner)
+        self.reader[places] = np.where(mixed, SEVERAL, owner)
+        others = places[self.reader[places] != np.where(mixed, SEVERAL, owner)]  # several programs in this instruction
+        self.reader[others] = SEVERAL
+        return self.bytes[places]
 
-    def write(self, addresses: np.ndarray, data: np.ndarray) -> None:
-        size = data.shape[1]
-        self.bytes[self._places(addresses, size)[:, None] + np.arange(size)] = data
+    def write(self, programs: np.ndarray, addresses: np.ndarray, data: np.ndarray) -> None:
+        places = self._places(addresses, data.shape[1])[:, None] + np.arange(data.shape[1])
+        owner = programs[:, None].astype(np.int32)
+        for others, what in ((self.writer[places], "written"), (self.reader[places], "read")):
+            if ((others != NOBODY) & (others != owner)).any():
+                raise Fault(f"a program writes what another has {what}")
+        self.writer[places] = owner
+        self.bytes[places] = data
+        if (self.bytes[places] != data).any() or (self.writer[places] != owner).any():
+            raise Fault("two threads write different numbers to one place")
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> np.ndarray:

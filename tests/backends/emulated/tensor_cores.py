@@ -1,6 +1,6 @@
 """Products on the tensor cores: of a warp (mma) and of four warps that read shared memory (wgmma).
 
-All numbers are multiplied exactly, and a sum is rounded once. A GPU rounds more often, and nobody says how.
+Numbers are multiplied exactly, and what float32 cannot hold of their sum is cut off, as GPUs seem to do.
 """
 
 from __future__ import annotations
@@ -66,6 +66,12 @@ def right_of(kind: str, registers: np.ndarray) -> np.ndarray:
     return right
 
 
+def cut_off(numbers: np.ndarray) -> np.ndarray:
+    """float64 as float32, towards 0."""
+    near = numbers.astype(np.float32)
+    return np.where(np.abs(near.astype(np.float64)) > np.abs(numbers), np.nextafter(near, np.float32(0)), near)
+
+
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return left.astype(np.float64) @ right.astype(np.float64)
 
@@ -87,7 +93,7 @@ def _add(
     assert isinstance(target, list)
     for j, name in enumerate(target):
         sums = products[:, ROW + 8 * (j % 4 // 2), 8 * (j // 4) + PAIR + j % 2] + before[:, j].view(np.float32)
-        machine.set(name, of_warps(machine, warps, sums.astype(np.float32)), who)
+        machine.set(name, of_warps(machine, warps, cut_off(sums)), who)
 
 
 def matrix_in_memory(

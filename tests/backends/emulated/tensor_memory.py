@@ -7,7 +7,7 @@ import numpy as np
 from tests.backends.emulated.machine import WARP, Machine
 from tests.backends.emulated.memory import Fault
 from tests.backends.emulated.program import Instruction, Memory, Operand
-from tests.backends.emulated.tensor_cores import Swizzles, halves, matrix_in_memory, product
+from tests.backends.emulated.tensor_cores import Swizzles, cut_off, halves, matrix_in_memory, product
 
 OF_ONE_THREAD = Swizzles(61, 7, {0: 0, 2: 3, 4: 2, 6: 1})
 SUMS_IN_FLOAT32 = 1
@@ -72,7 +72,7 @@ def _multiply(machine: Machine, instruction: Instruction, thread: int) -> None:
     sums = product(left, right.T)
     if np.broadcast_to(machine.get(adds, np.bool_), (machine.count,))[thread]:
         sums = sums + memory.words[places].view(np.float32)
-    memory.words[places] = sums.astype(np.float32).view(np.uint32)
+    memory.words[places] = cut_off(sums).view(np.uint32)
     memory.being_written[places] += 1
     machine.barriers.begun.setdefault(int(program[0]), []).append(("written", places))
 

@@ -12,7 +12,7 @@ are products, q sum(w) - sum(w k), except for near pairs, which would cancel in 
 import triton
 import triton.language as tl
 
-from coneheads.backends.triton import memory, scores, tiles
+from coneheads.backends.triton import functions, memory, scores, tiles
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def backward_rows(
             columns, dropout_p, DROPOUT, RESTS,
         )  # fmt: skip
         total += tl.sum(weights_of(s, lse, rest, RESTS), 1)
-        products += tl.sum(product, 1)
+        products += functions.total(product, 1)
     total = tl.where(total == 0, 1.0, total)
     tl.store(SHIFT + head * all_rows + rows, shift - products / total, mask=rows < length)
     tl.store(REST + head * all_rows + rows, rest + tl.log2(total), mask=rows < length)
@@ -175,9 +175,9 @@ def backward_queries(
             q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
         )  # fmt: skip
         if FIRST:
-            first += tl.sum(for_first, 1)
+            first += functions.total(for_first, 1)
         if SECOND:
-            second += tl.sum(for_second, 1)
+            second += functions.total(for_second, 1)
         if SCORE >= scores.PENUMBRAL:  # those before have no levels
             grad_level += for_level
         grad, pull = tiles.add_gradients(

@@ -74,6 +74,24 @@ def multiply(x, y, TWOS: tl.constexpr):
 
 
 @triton.jit
+def _rounded_sum(x, y):
+    return tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+
+
+@triton.jit
+def total(x, AXIS: tl.constexpr):
+    """The sum over an axis of what may be products, each rounded.
+
+    In a sum of two products the compiler leaves one of them unrounded. Threads that sum the same two, each with its own
+    unrounded, would find different numbers and write them to one place.
+    """
+    if PTX:
+        return tl.reduce(x, AXIS, _rounded_sum)
+    else:
+        return tl.sum(x, AXIS)
+
+
+@triton.jit
 def root(x, inverse, TWOS: tl.constexpr):
     """x times its inverse root, NaN where x is not above 0. A number that is too small for an inverse root is 0 here
     too, or it would be infinite."""

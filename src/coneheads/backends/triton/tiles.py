@@ -95,7 +95,7 @@ def direct_gradient(
         q = memory.load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
         k = memory.load_coordinate(K, first_column, keys, positions, i, BN)
         step = w * (k[None, :] - q[:, None])
-        grad += tl.where(places == i, (tl.sum(step, 1) if TO_QUERY else 2 * tl.sum(step, 0))[:, None], 0.0)
+        grad += tl.where(places == i, (functions.total(step, 1) if TO_QUERY else 2 * functions.total(step, 0))[:, None], 0.0)
     return grad
 
 
@@ -128,7 +128,7 @@ def add_gradients(
         if not TO_QUERY:
             w = tl.trans(w)
         if MEASURE != "product" and not ONES:  # with a 1 after their last coordinate, it comes with the product
-            pull += tl.sum(w, 1)
+            pull += functions.total(w, 1)
         grad += gradient_product(w, other, ROUND, WIDEN)
     return grad, pull
 
