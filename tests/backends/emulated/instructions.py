@@ -99,6 +99,9 @@ FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+ROUNDED = {"div": np.divide, "rcp": np.reciprocal, "sqrt": np.sqrt}
+
+
 def arithmetic(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     """A function of numbers of one type: two halves or two float32 in a register are taken one by one."""
     name, *modifiers = instruction.parts
@@ -117,6 +120,8 @@ def arithmetic(machine: Machine, instruction: Instruction, who: np.ndarray) -> N
         function = _high
     if name in ("min", "max") and "NaN" in modifiers:
         function = {"min": np.minimum, "max": np.maximum}[name]
+    if name in ROUNDED and "rn" in modifiers:
+        function = ROUNDED[name]
     if len(operands) == 3:  # of three numbers, as in sm_100
         machine.set(instruction.operands[0], _of_three(machine, function, operands, kind), who)
         return

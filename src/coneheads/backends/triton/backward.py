@@ -29,14 +29,22 @@ def weights_of(s, lse, rest, RESTS: tl.constexpr):
 
 @triton.jit
 def weights_and_gradients(
-    s, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p, DROPOUT: tl.constexpr, RESTS: tl.constexpr
-):
-    """The weights of a tile after dropout, and the gradients of its scores."""
+    s, lse, rest, shift, grad_weights, seed, row_numbers, columns, dropout_p,
+    DROPOUT: tl.constexpr, RESTS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The weights of a tile after dropout, and the gradients of its scores.
+
+    EXACT: the shift was made of these very numbers by `backward_rows`, and must cancel them.
+    """
     weights = weights_of(s, lse, rest, RESTS)
+    kept_weights = weights
     if DROPOUT:
         kept = tiles.kept(seed, row_numbers, columns, dropout_p)
-        return weights * kept, weights * (grad_weights * kept + shift[:, None])
-    return weights, weights * (grad_weights + shift[:, None])
+        kept_weights = weights * kept
+        grad_weights = grad_weights * kept
+    if EXACT:
+        return kept_weights, weights * functions.rounded_sum(grad_weights, shift[:, None])
+    return kept_weights, weights * (grad_weights + shift[:, None])
 
 
 @triton.jit
@@ -98,12 +106,12 @@ def backward_rows(
         )  # fmt: skip
         _, product = weights_and_gradients(
             s, lse, rest, tl.zeros([BM], tl.float32), grad_weights, tl.load(SEED), head * length + rows,
-            columns, dropout_p, DROPOUT, RESTS,
+            columns, dropout_p, DROPOUT, RESTS, False,
         )  # fmt: skip
         total += tl.sum(weights_of(s, lse, rest, RESTS), 1)
         products += functions.total(product, 1)
     total = tl.where(total == 0, 1.0, total)
-    tl.store(SHIFT + head * all_rows + rows, shift - products / total, mask=rows < length)
+    tl.store(SHIFT + head * all_rows + rows, shift - tl.div_rn(products, total), mask=rows < length)
     tl.store(REST + head * all_rows + rows, rest + tl.log2(total), mask=rows < length)
 
 
@@ -115,6 +123,7 @@ def backward_queries(
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     PRECISION: tl.constexpr, ROUND: tl.constexpr, WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
+    EXACT: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_Q [B, H, L, P], GRAD_Q_LEVEL [B, H, L], and GRAD_PARAMETERS [2, B, H, L], a sum a row.
@@ -168,7 +177,8 @@ def backward_queries(
             MASK, mask_row, mask_column, rows, columns, length, keys, SCORE, SUMS, SCALED, MASKED, CAUSAL,
         )  # fmt: skip
         _, g = weights_and_gradients(
-            s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p, DROPOUT, RESTS,
+            s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
+            DROPOUT, RESTS, EXACT,
         )  # fmt: skip
         w, for_level, for_first, for_second = scores.slopes(
             SCORE, SUMS, SCALED, True, g, m, terms,
@@ -202,7 +212,7 @@ def backward_keys(
     mask_batch, mask_head, mask_row, mask_column, heads, group, length, keys, positions, coordinates, values, dropout_p,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr, EXACT: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_K [B, Hkv, S, P], GRAD_K_LEVEL [B, Hkv, S], GRAD_V [B, Hkv, S, Ev]: over the queries of all heads."""
@@ -255,7 +265,7 @@ def backward_keys(
             grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
             weights, g = weights_and_gradients(
                 s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
-                DROPOUT, RESTS,
+                DROPOUT, RESTS, EXACT,
             )  # fmt: skip
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
             w, for_level, _, _ = scores.slopes(
@@ -284,7 +294,7 @@ def backward_mask(
     batches, mask_batches, mask_heads, mask_rows, mask_columns,
     SCORE: tl.constexpr, MEASURE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, ONES: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, ROUND: tl.constexpr,
-    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr,
+    WIDEN: tl.constexpr, LENGTH_CLASS: tl.constexpr, RESTS: tl.constexpr, EXACT: tl.constexpr,
     ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -342,7 +352,7 @@ def backward_mask(
                     grad_weights = tiles.product(grad_out, tl.trans(v), PRECISION, WIDEN)
                     _, g = weights_and_gradients(
                         s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns,
-                        dropout_p, DROPOUT, RESTS,
+                        dropout_p, DROPOUT, RESTS, EXACT,
                     )  # fmt: skip
                     total += g
     # An entry that all rows, or all columns, share is the sum over them, in the first place of the tile.

@@ -74,21 +74,19 @@ def multiply(x, y, TWOS: tl.constexpr):
 
 
 @triton.jit
-def _rounded_sum(x, y):
-    return tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+def rounded_sum(x, y):
+    """x + y, if each is rounded: the compiler keeps products that it adds unrounded, and starts sums of them from y."""
+    if PTX:
+        return tl.inline_asm_elementwise("add.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+    else:
+        return x + y
 
 
 @triton.jit
 def total(x, AXIS: tl.constexpr):
-    """The sum over an axis of what may be products, each rounded.
-
-    In a sum of two products the compiler leaves one of them unrounded. Threads that sum the same two, each with its own
-    unrounded, would find different numbers and write them to one place.
-    """
-    if PTX:
-        return tl.reduce(x, AXIS, _rounded_sum)
-    else:
-        return tl.sum(x, AXIS)
+    """The sum over an axis of what may be products. Threads that sum the same two of them, each with its own unrounded,
+    would find different numbers and write them to one place."""
+    return tl.reduce(x, AXIS, rounded_sum)
 
 
 @triton.jit

@@ -360,7 +360,7 @@ def backward(
         first, second = (name in wanted.parameters for name in (*inputs.score.pair_fields, None)[:2])
         call.launch(
             "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
-            FIRST=first, SECOND=second, RESTS=rests,
+            FIRST=first, SECOND=second, RESTS=rests, EXACT=exact_rows,
         )  # fmt: skip
         call.launch(
             "backward_keys",
@@ -368,12 +368,13 @@ def backward(
             (*saved, grads[1], levels[1], grad_value),
             "columns",
             RESTS=rests,
+            EXACT=exact_rows,
         )
         if grad_mask is not None:
             grad_mask = grad_mask.contiguous()
             call.launch(
                 "backward_mask", backward_kernels.backward_mask, (*saved, grad_mask), "mask",
-                numbers=(call.batch, *call.mask_shape), RESTS=rests,
+                numbers=(call.batch, *call.mask_shape), RESTS=rests, EXACT=exact_rows,
                 ONE_ROW=mask is not None and mask.shape[2] == 1, ONE_COLUMN=mask is not None and mask.shape[3] == 1,
             )  # fmt: skip
     fields = dict(zip(inputs.score.pair_fields, by_row.sum(-1)[..., None, None], strict=False))
