@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -13,21 +14,27 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from coneheads import backends
 from coneheads.backends.triton import backward, launch
 from coneheads.lab.gpu_compile import KERNELS, source_of
 from tests.backends.emulated.instructions import ACTIONS
 from tests.backends.emulated.machine import Machine
 from tests.backends.emulated.memory import Global
-from tests.backends.emulated.program import read
-from tests.backends.emulated.tensor_memory import Barriers
+from tests.backends.emulated.program import Program, read
+
+
+Change = Callable[[str], str]
 
 
 class Emulated:
-    """Stands in for a kernel: compiles it as a GPU's call would, and runs what came of it."""
+    """Stands in for a kernel: compiles it as a GPU's call would, and runs what came of it.
 
-    def __init__(self, kernel: Any, arch: int) -> None:
-        self.kernel, self.arch = kernel, arch
-        self.launches = 0
+    change: what is done to its PTX before, for tests that break it. ran: the programs that were run.
+    """
+
+    def __init__(self, kernel: Any, arch: int, change: Change = str) -> None:
+        self.kernel, self.arch, self.change = kernel, arch, change
+        self.ran: list[Program] = []
 
     def __getitem__(self, grid: Any) -> Any:
         def start(*arguments: Any, **named: Any) -> None:
@@ -39,7 +46,7 @@ class Emulated:
         options = {name: value for name, value in named.items() if name not in self.kernel.arg_names}
         source = source_of(self.kernel, SimpleNamespace(arguments=arguments, named=named))
         built = triton.compile(source, GPUTarget("cuda", self.arch, 32), options)
-        program = read(built.asm["ptx"])
+        program = read(self.change(built.asm["ptx"]))
         (programs,) = grid(named)
         given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
         values = [given[name] for name, kind in source.signature.items() if kind != "constexpr"]
@@ -48,11 +55,9 @@ class Emulated:
         passed += [0] * (len(program.parameters) - len(passed))  # scratch memory, which no kernel asks for
         words = [_word(value, kind) for value, (_, kind) in zip(passed, program.parameters, strict=True)]
         machine = Machine(program, programs, built.metadata.shared, memory, words)
-        machine.barriers = Barriers()
         machine.run(ACTIONS)
         memory.write_back()
-        self.launches += 1
-        self.machine = machine
+        self.ran.append(program)
 
 
 def _word(value: Any, kind: str) -> Any:
@@ -63,12 +68,17 @@ def _word(value: Any, kind: str) -> Any:
 
 
 @contextlib.contextmanager
-def on(arch: int) -> Iterator[dict[str, Emulated]]:
-    """Kernels of calls within are emulated; the tensors are those of the CPU."""
-    kernels = {"forward": Emulated(launch.forward_kernel, arch)}
-    kernels |= {name: Emulated(getattr(backward, f"backward_{name}"), arch) for name in KERNELS[1:]}
+def on(arch: int, change: Change = str) -> Iterator[dict[str, Emulated]]:
+    """Kernels of calls within are emulated, with the default blocks of such a GPU; tensors are those of the CPU."""
+    served = tuple(
+        replace(one, devices=("cpu",), available=lambda: True) if one.name == "triton" else one
+        for one in backends.BACKENDS
+    )
+    kernels = {"forward": Emulated(launch.forward_kernel, arch, change)}
+    kernels |= {name: Emulated(getattr(backward, f"backward_{name}"), arch, change) for name in KERNELS[1:]}
     declared = launch.declared_blocks
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(backends, "BACKENDS", served))
         stack.enter_context(mock.patch.object(launch, "declared_blocks", lambda *by: declared(*by)[:1]))
         stack.enter_context(mock.patch.object(launch, "generation", return_value=arch // 10))
         stack.enter_context(mock.patch.object(launch, "forward_kernel", kernels["forward"]))

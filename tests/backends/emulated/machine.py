@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.backends.emulated.barriers import Barriers
 from tests.backends.emulated.memory import Fault, Global, Shared, TensorMemory
-from tests.backends.emulated.program import Instruction, Operand, Program
+from tests.backends.emulated.program import Instruction, Memory, Operand, Program
 
 WARP = 32
 BITS = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
@@ -20,9 +21,7 @@ MOST_STEPS = 20_000_000
 class Machine:
     """The state of a launch. Registers are arrays [threads]; a write puts a new array there, so that none is shared."""
 
-    def __init__(
-        self, program: Program, programs: int, shared_size: int, memory: Global, arguments: list[Any]
-    ) -> None:
+    def __init__(self, program: Program, programs: int, shared_size: int, memory: Global, arguments: list[Any]) -> None:
         self.program, self.memory = program, memory
         self.count = programs * program.threads
         place = np.arange(self.count, dtype=np.int64)
@@ -50,7 +49,7 @@ class Machine:
         self.products: dict[int, list[np.ndarray]] = {}  # what products of four warps read, by these
         self.yields = np.zeros(self.count, bool)
         self.tensor_memory = TensorMemory(programs)
-        self.barriers: Any = None
+        self.barriers = Barriers()
         self.counter = 0
 
     # --- Operands ----------------------------------------------------------------------------------------------------
@@ -84,8 +83,18 @@ class Machine:
         values = values.view(old.dtype)
         self.registers[name] = values if who is self.everyone else np.where(who, values, old)
 
+    def addresses(self, place: Operand, threads: np.ndarray) -> np.ndarray:
+        """Where these threads find a place in memory."""
+        assert isinstance(place, Memory)
+        if place.base.isdigit():
+            return np.full(len(threads), int(place.base) + place.offset, np.int64)
+        base = self.registers.get(place.base)
+        if base is None:
+            base = self.special[place.base]
+        return base[threads].astype(np.int64) + place.offset
+
     def whole_warps(self, who: np.ndarray) -> np.ndarray:
-        """The numbers of the warps, [warps, 32], that all carry out an instruction."""
+        """The numbers of the warps that carry out an instruction, each of them whole."""
         by_warp = who.reshape(-1, WARP)
         some = by_warp.any(1)
         if not by_warp[some].all():
@@ -115,9 +124,7 @@ class Machine:
                 who = ready & (self.next == at)
                 self._run_on(at, self.everyone if who.all() else who, compiled, targets)
 
-    def _run_on(
-        self, at: int, who: np.ndarray, compiled: list[tuple[Instruction, Action]], targets: set[int]
-    ) -> None:
+    def _run_on(self, at: int, who: np.ndarray, compiled: list[tuple[Instruction, Action]], targets: set[int]) -> None:
         """To where ways part or meet."""
         while True:
             instruction, action = compiled[at]
@@ -142,9 +149,9 @@ class Machine:
     def arrive(self, who: np.ndarray) -> None:
         """At a barrier. All threads of a program that have not ended go on together."""
         self.waits |= who
-        there = (self.waits | self.ended).reshape(self.programs, -1).all(1) & self.waits.reshape(
-            self.programs, -1
-        ).any(1)
+        there = (self.waits | self.ended).reshape(self.programs, -1).all(1) & self.waits.reshape(self.programs, -1).any(
+            1
+        )
         for program in np.flatnonzero(there):
             mine = self.of_program == program
             if len(np.unique(self.next[mine & self.waits])) > 1:

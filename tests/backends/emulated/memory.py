@@ -1,4 +1,4 @@
-"""The memories of a GPU, which find every access that a GPU would take for an error, and those that it would not notice."""
+"""The memories of a GPU. They find accesses that a GPU would take for errors, and races, which it would not notice."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _bytes_of(storage: torch.UntypedStorage) -> np.ndarray:
 
 
 class Shared:
-    """That of all programs, one after the other. Between two barriers, a warp may not read what another has written, nor
-    write what another has read or written: on a GPU nobody knows which comes first."""
+    """That of all programs, one after the other. Between two barriers, a warp may not read what another has written,
+    nor write what another has read or written: on a GPU nobody knows which comes first."""
 
     def __init__(self, programs: int, size: int) -> None:
         self.size = -(-size // 1024) * 1024
@@ -188,13 +188,15 @@ class TensorMemory:
         self.columns = np.zeros(programs, np.int64)  # that a program has asked for
         self.being_written, self.being_read = (np.zeros(0, np.int16) for _ in range(2))
 
-    def allocate(self, program: int, columns: int) -> None:
+    def allocate(self, program: int, columns: int) -> int:
+        """The first of so many columns more."""
         if not self.words.size:
             self.words = np.full(self.shape, 0xFFFFFFFF, np.uint32)
             self.being_written, self.being_read = (np.zeros(self.shape, np.int16) for _ in range(2))
         if self.columns[program] + columns > self.COLUMNS:
             raise Fault(f"more than {self.COLUMNS} columns of tensor memory")
         self.columns[program] += columns
+        return int(self.columns[program] - columns)
 
     def check(self, programs: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> None:
         if (rows < 0).any() or (rows >= self.ROWS).any() or (columns >= self.columns[programs]).any():

@@ -97,7 +97,13 @@ def _add(
 
 
 def matrix_in_memory(
-    machine: Machine, programs: np.ndarray, descriptors: np.ndarray, swizzles: Swizzles, kind: str, rows: int, turned: bool
+    machine: Machine,
+    programs: np.ndarray,
+    descriptors: np.ndarray,
+    swizzles: Swizzles,
+    kind: str,
+    rows: int,
+    turned: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """float32 [descriptors, rows, K], and where it is. A product takes 32 bytes of each row; if it is turned, K rows.
 
@@ -121,7 +127,9 @@ def matrix_in_memory(
         place = (row // 8) * across[:, None, None] + (row % 8) * width + column * step
         if bits == 0:  # columns of 16 bytes lie apart
             byte = column * step
-            place = (row // 8) * across[:, None, None] + (row % 8) * 16 + byte % 16 + (byte // 16) * along[:, None, None]
+            place = (
+                (row // 8) * across[:, None, None] + (row % 8) * 16 + byte % 16 + (byte // 16) * along[:, None, None]
+            )
     address = start[:, None, None] + place
     address ^= ((address >> 7) & ((1 << bits) - 1)) << 4
     data, places = machine.shared.read_together(np.repeat(programs, rows * columns), address.reshape(-1), step)

@@ -20,25 +20,23 @@ def of_tensor_cores(machine: Machine, instruction: Instruction, who: np.ndarray)
     if step == "alloc":
         place, columns = instruction.operands
         for warp in machine.whole_warps(who):
-            program = machine.of_program[warp * WARP]
-            machine.tensor_memory.allocate(program, int(str(columns)))
-            address = _numbers(machine, place, np.array([warp * WARP]))
-            machine.shared.write(np.array([program]), np.array([0], np.int16), address, np.zeros((1, 4), np.uint8))
+            thread = np.array([warp * WARP])
+            program = machine.of_program[thread]
+            first = machine.tensor_memory.allocate(program[0], int(str(columns)))
+            word = np.array([[first]], np.uint32).view(np.uint8)
+            machine.shared.write(program, machine.warp[thread], machine.addresses(place, thread), word)
     elif step == "mma":
         for thread in np.flatnonzero(who):
             _multiply(machine, instruction, int(thread))
     elif step == "commit":
-        for thread in np.flatnonzero(who):
-            machine.barriers.commit(machine, int(thread), _numbers(machine, instruction.operands[0], np.array([thread])))
+        threads = np.flatnonzero(who)
+        addresses = machine.addresses(instruction.operands[0], threads)
+        for program, address in zip(machine.of_program[threads], addresses, strict=True):
+            machine.barriers.commit(int(program), int(address))
     elif step in ("ld", "st"):
         _move(machine, instruction, who)
     elif step not in ("dealloc", "relinquish_alloc_permit", "wait::ld", "wait::st"):
         raise Fault("unknown")
-
-
-def _numbers(machine: Machine, place: Operand, threads: np.ndarray) -> np.ndarray:
-    assert isinstance(place, Memory)
-    return machine.registers[place.base][threads].astype(np.int64) + place.offset
 
 
 def _multiply(machine: Machine, instruction: Instruction, thread: int) -> None:
@@ -48,15 +46,15 @@ def _multiply(machine: Machine, instruction: Instruction, thread: int) -> None:
     kind = KINDS[instruction.parts[3], (word >> 7) & 7]
     assert (word >> 10) & 7 == (word >> 7) & 7, "a and b have one dtype"
     assert (word >> 4) & 3 == SUMS_IN_FLOAT32, "sums are float32"
-    assert not word & 0b1101111 & ~0b110000 and not (word >> 13) & 3, "nothing is sparse, cut off or negated"
+    assert not word & 0b1001111, "nothing is sparse or cut off"
+    assert not (word >> 13) & 3, "nothing is negated"
     columns, rows = 8 * ((word >> 17) & 63), 16 * ((word >> 24) & 31)
     program = machine.of_program[thread : thread + 1]
 
     def in_memory(name: Operand, count: int, turned: bool) -> np.ndarray:
         descriptor = machine.get(name, np.uint64)[thread : thread + 1]
         matrix, places = matrix_in_memory(machine, program, descriptor, OF_ONE_THREAD, kind, count, turned)
-        machine.shared.being_read[places[0]] += 1
-        machine.barriers.begun.setdefault(int(program[0]), []).append(("shared", places[0]))
+        machine.barriers.begin(int(program[0]), machine.shared.being_read, places[0])
         return matrix[0]
 
     right = in_memory(b, columns, bool((word >> 16) & 1))
@@ -64,8 +62,7 @@ def _multiply(machine: Machine, instruction: Instruction, thread: int) -> None:
     if isinstance(a, Memory):
         places = _places(machine, a, thread, rows, right.shape[1] * (4 if kind == "tf32" else 2) // 4)
         left = halves(kind, memory.words[places]).reshape(rows, -1)
-        memory.being_read[places] += 1
-        machine.barriers.begun.setdefault(int(program[0]), []).append(("read", places))
+        machine.barriers.begin(int(program[0]), memory.being_read, places)
     else:
         left = in_memory(a, rows, bool((word >> 15) & 1))
     places = _places(machine, target, thread, rows, columns)
@@ -73,19 +70,19 @@ def _multiply(machine: Machine, instruction: Instruction, thread: int) -> None:
     if np.broadcast_to(machine.get(adds, np.bool_), (machine.count,))[thread]:
         sums = sums + memory.words[places].view(np.float32)
     memory.words[places] = cut_off(sums).view(np.uint32)
-    memory.being_written[places] += 1
-    machine.barriers.begun.setdefault(int(program[0]), []).append(("written", places))
+    machine.barriers.begin(int(program[0]), memory.being_written, places)
 
 
 def _places(machine: Machine, place: Operand, thread: int, rows: int, columns: int) -> Places:
     """Of a matrix: 128 rows, or 64, of which every warp has 16 of its 32."""
-    address = int(_numbers(machine, place, np.array([thread]))[0])
+    (address,) = machine.addresses(place, np.array([thread])).tolist()
     row, column = np.arange(rows)[:, None] + (address >> 16), np.arange(columns)[None] + (address & 0xFFFF)
     if rows == 64:
         assert address >> 16 in (0, 16)
         row = (address >> 16) + WARP * (np.arange(rows) // 16)[:, None] + (np.arange(rows) % 16)[:, None]
     else:
-        assert rows == 128 and address >> 16 == 0
+        assert rows == 128
+        assert address >> 16 == 0
     program = int(machine.of_program[thread])
     machine.tensor_memory.check(np.array(program), row, column)
     return program, row, column
@@ -101,7 +98,7 @@ def _move(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     assert len(registers) == count
     warps = machine.whole_warps(who)
     threads = (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
-    address = _numbers(machine, place, threads)
+    address = machine.addresses(place, threads)
     row, column = address >> 16, address & 0xFFFF
     lane = threads % WARP
     if shape == "32x32b":
@@ -124,59 +121,3 @@ def _move(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
             machine.set(name, whole, who)
         else:
             memory.words[places] = np.broadcast_to(machine.get(name, np.uint32), (machine.count,))[threads]
-
-
-class Barriers:
-    """In shared memory; a barrier changes its phase when all that it waits for has arrived."""
-
-    def __init__(self) -> None:
-        self.phases: dict[tuple[int, int], int] = {}
-        self.begun: dict[int, list[tuple[str, object]]] = {}  # products since the last commit, by program
-        self.committed: dict[tuple[int, int], list[tuple[str, object]]] = {}
-
-    def commit(self, machine: Machine, thread: int, address: np.ndarray) -> None:
-        """The barrier will learn that all products up to here are done. (They are, but nobody knows.)"""
-        key = (int(machine.of_program[thread]), int(address[0]))
-        self.phases[key] += 1
-        self.committed.setdefault(key, []).extend(self.begun.pop(key[0], []))
-
-    def seen(self, machine: Machine, key: tuple[int, int]) -> None:
-        """What was committed to a barrier is known to be done."""
-        for what, places in self.committed.pop(key, []):
-            counts = {
-                "shared": machine.shared.being_read,
-                "read": machine.tensor_memory.being_read,
-                "written": machine.tensor_memory.being_written,
-            }[what]
-            counts[places] -= 1  # type: ignore[index]
-
-
-def of_barriers(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
-    step = instruction.parts[1]
-    threads = np.flatnonzero(who)
-    if step == "try_wait":
-        target, place, parity = instruction.operands
-        parities = np.broadcast_to(machine.get(parity, np.uint32), (machine.count,))[threads]
-        addresses = _numbers(machine, place, threads)
-        done = np.zeros(machine.count, bool)
-        for program, address, wanted in set(
-            zip(machine.of_program[threads].tolist(), addresses.tolist(), parities.tolist(), strict=True)
-        ):
-            phase = machine.barriers.phases[program, address]
-            if (phase & 1) != wanted:
-                mine = (machine.of_program[threads] == program) & (addresses == address) & (parities == wanted)
-                done[threads[mine]] = True
-                machine.barriers.seen(machine, (program, address))
-        machine.set(target, done, who)
-        machine.yields |= who & ~done
-        return
-    addresses = _numbers(machine, instruction.operands[0], threads)
-    for thread, address in zip(threads, addresses, strict=True):
-        key = (int(machine.of_program[thread]), int(address))
-        if step == "init":
-            assert instruction.operands[1] == "1", "one arrives"
-            machine.barriers.phases[key] = 0
-        elif step == "inval":
-            del machine.barriers.phases[key]
-        else:
-            raise Fault("unknown")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.backends.emulated.machine import WARP, Machine
-from tests.backends.emulated.program import Instruction, Memory
+from tests.backends.emulated.program import Instruction, Operand
 
 LANE = np.arange(WARP)
 ROW, PAIR = LANE // 4, 2 * (LANE % 4)  # of a lane in a matrix of 8 x 8 halves: its row, and the first of its columns
@@ -28,15 +28,10 @@ def shuffle(machine: Machine, instruction: Instruction, who: np.ndarray) -> None
 def load_matrix(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     """ldmatrix: 8 x 8 halves, whose rows begin where eight of the threads say."""
     targets, place = instruction.operands
-    assert isinstance(place, Memory)
     assert isinstance(targets, list)
     warps = machine.whole_warps(who)
-    base = machine.registers[place.base].reshape(-1, WARP)[warps].astype(np.int64) + place.offset
-    program = machine.of_program.reshape(-1, WARP)[warps, 0]
-    number = machine.warp.reshape(-1, WARP)[warps, 0]
     for i, name in enumerate(targets):
-        addresses = base[:, 8 * i : 8 * i + 8].reshape(-1)
-        rows = machine.shared.read(np.repeat(program, 8), np.repeat(number, 8), addresses, 16)
+        rows = machine.shared.read(*_places_of_rows(machine, place, warps, i), 16)
         matrix = rows.view(np.uint16).reshape(len(warps), 8, 8)
         if "trans" in instruction.parts:
             matrix = matrix.transpose(0, 2, 1)
@@ -47,12 +42,8 @@ def load_matrix(machine: Machine, instruction: Instruction, who: np.ndarray) -> 
 def store_matrix(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
     """stmatrix: the same in the other direction."""
     place, sources = instruction.operands
-    assert isinstance(place, Memory)
     assert isinstance(sources, list)
     warps = machine.whole_warps(who)
-    base = machine.registers[place.base].reshape(-1, WARP)[warps].astype(np.int64) + place.offset
-    program = machine.of_program.reshape(-1, WARP)[warps, 0]
-    number = machine.warp.reshape(-1, WARP)[warps, 0]
     for i, name in enumerate(sources):
         two = np.ascontiguousarray(machine.get(name, np.uint32).reshape(-1, WARP)[warps])[..., None].view(np.uint16)
         matrix = np.empty((len(warps), 8, 8), np.uint16)
@@ -60,8 +51,15 @@ def store_matrix(machine: Machine, instruction: Instruction, who: np.ndarray) ->
         if "trans" in instruction.parts:
             matrix = matrix.transpose(0, 2, 1)
         rows = np.ascontiguousarray(matrix).view(np.uint8).reshape(-1, 16)
-        addresses = base[:, 8 * i : 8 * i + 8].reshape(-1)
-        machine.shared.write(np.repeat(program, 8), np.repeat(number, 8), addresses, rows)
+        machine.shared.write(*_places_of_rows(machine, place, warps, i), rows)
+
+
+def _places_of_rows(
+    machine: Machine, place: Operand, warps: np.ndarray, i: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The programs, warps and addresses of the i-th matrix of every warp, whose rows eight of its threads know."""
+    threads = (warps[:, None] * WARP + 8 * i + np.arange(8)).reshape(-1)
+    return machine.of_program[threads], machine.warp[threads], machine.addresses(place, threads)
 
 
 def of_warps(machine: Machine, warps: np.ndarray, numbers: np.ndarray) -> np.ndarray:
