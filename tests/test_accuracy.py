@@ -22,8 +22,8 @@ def run(attention, tensors, weight, dtype):
     return [t.detach().double() for t in (out, *grads)]
 
 
-def check_twice_the_error_of_plain(draws, name, backends):
-    """Draws are (tensors, arguments of ``attention``).
+def check_twice_the_error_of_plain(draws, name, backends, roundings=1):
+    """Draws are (tensors, arguments of ``attention``). roundings: of results, in units in the last place.
 
     Compared are the largest errors of a draw, in their mean over draws: a single one is a matter of luck. Where
     plain PyTorch itself overflows (float16), ours must be finite.
@@ -51,7 +51,7 @@ def check_twice_the_error_of_plain(draws, name, backends):
                 run(functools.partial(ours, backend=backend), tensors, weight, dtype)
             return
         # Whatever computes it, a result is rounded to its dtype.
-        rounding += torch.finfo(dtype).eps * torch.tensor([t.abs().amax() for t in truth]) / len(draws)
+        rounding += roundings * torch.finfo(dtype).eps * torch.tensor([t.abs().amax() for t in truth]) / len(draws)
         plain_errors.append(error(ordinary))
         for backend in backends:
             errors[backend].append(error(functools.partial(ours, backend=backend)))

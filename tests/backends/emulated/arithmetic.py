@@ -82,9 +82,10 @@ def of_one_type(machine: Machine, instruction: Instruction, who: np.ndarray) -> 
     if twice:
         kind = kind.removesuffix("x2")
     function = FUNCTIONS[name]
-    if modifiers[-2:] == ["f32", "bf16"]:  # a bfloat16 and a float32
-        x, y = from_bfloat16(machine.get(operands[0], np.uint16)), machine.get(operands[1], np.float32)
-        machine.set(target, function(x, y), who)
+    if modifiers[-2:-1] == ["f32"] and kind in ("f16", "bf16"):  # a half and a float32, as in sm_100
+        half = machine.get(operands[0], TYPES[kind])
+        half = from_bfloat16(half) if kind == "bf16" else half.astype(np.float32)
+        machine.set(target, function(half, machine.get(operands[1], np.float32)), who)
         return
     if name == "mul" and "hi" in modifiers:
         assert kind == "u32"

@@ -22,7 +22,6 @@ from tests.backends.emulated.machine import Machine
 from tests.backends.emulated.memory import Global
 from tests.backends.emulated.program import Program, read
 
-
 Change = Callable[[str], str]
 
 

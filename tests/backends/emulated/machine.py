@@ -15,7 +15,7 @@ WARP = 32
 BITS = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 Action = Callable[["Machine", Instruction, np.ndarray], None]
 PARTS_WAYS = ("bra", "bar.sync", "ret")
-MOST_STEPS = 20_000_000
+MOST_STEPS = 2_000_000
 
 
 class Machine:
