@@ -36,11 +36,18 @@ def test_kernels_in_the_interpreter_at_length():
     run_cases("slow", PARTS, 40)
 
 
-def run_cases(marked, parts, least):
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "part"), zip((80, 90, 100), PARTS, strict=True))
+def test_kernels_on_the_emulated_gpu_at_length(arch, part):
+    run_cases("not slow", [part], PARTS[part], EMULATED_ARCH=str(arch), TRITON_INTERPRET="0")
+
+
+def run_cases(marked, parts, least, **environment):
     """Tests of the interpreter in a process of its own; so many must pass, and none fail."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     command += ["-m", marked, *(str(CASES / f"{part}.py") for part in parts)]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **environment}
     environment.pop("PYTEST_ADDOPTS", None)
     run = subprocess.run(
         command, env=environment, cwd=CASES.parents[2], capture_output=True, text=True, timeout=1200, check=False

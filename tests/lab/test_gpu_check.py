@@ -84,6 +84,7 @@ def test_an_architecture_that_the_toolchain_lacks_is_named_and_left_out(monkeypa
         (Found(PLAIN, BLOCKS, 255, 2, 1024, 640), "2 instructions spill"),
         (Found(PLAIN, BLOCKS, 99, 0, 166913, 640), "166913 bytes of shared memory, of 166912"),
         (Found(PLAIN, BLOCKS, 99, 0, 1024, 640, columns=544), "544 columns of tensor memory, of 512"),
+        (Found(PLAIN, BLOCKS, 99, 0, 1024, 640, rounds=True), "float32 is multiplied as tf32"),
         (Found(PLAIN, error="PTXASError: bad"), "does not compile: PTXASError: bad"),
     ],
 )

@@ -2,7 +2,14 @@
 
 import pytest
 
-from coneheads.lab.gpu_instructions import blocks_of, loop_over_tiles, loops, spills, successors
+from coneheads.lab.gpu_instructions import (
+    blocks_of,
+    loop_over_tiles,
+    loops,
+    multiplies_on_tensor_cores,
+    spills,
+    successors,
+)
 
 # Two loops around the tiles' one, which has a loop of its own that only some pass through.
 NESTED = """
@@ -94,3 +101,9 @@ def test_loops_are_the_strongly_connected_parts():
 )
 def test_only_local_memory_is_a_spill(instruction, expected):
     assert spills(f"        /*0a80*/                   {instruction} ;") == expected
+
+
+@pytest.mark.parametrize("name", ["HMMA.1688.F32.TF32", "HGMMA.64x64x8.F32.TF32", "UTCHMMA"])
+def test_products_on_tensor_cores_are_seen(name):
+    assert multiplies_on_tensor_cores(f"/*0000*/ {name} R4, R8, R9, R4 ;")
+    assert not multiplies_on_tensor_cores(NESTED)

@@ -19,7 +19,7 @@ from coneheads.backends import ops
 from coneheads.backends.inputs import Inputs, prepare
 from coneheads.backends.ops import FusedInputs, Wanted
 from coneheads.backends.triton import number_of, numbers_are_fixed
-from coneheads.lab.gpu_instructions import loop_over_tiles, read_tools, spills
+from coneheads.lab.gpu_instructions import loop_over_tiles, multiplies_on_tensor_cores, read_tools, spills
 from coneheads.lab.progress import Progress
 from coneheads.scores import Score
 
@@ -80,6 +80,7 @@ class Found(NamedTuple):
     """What became of a case.
 
     shared: bytes. instructions: in the loop over tiles, None if it was not recognised. columns: of tensor memory.
+    rounds: whether float32 is multiplied on tensor cores, which round it to tf32.
     """
 
     case: Case
@@ -90,6 +91,7 @@ class Found(NamedTuple):
     instructions: int | None = None
     error: str | None = None
     columns: int = 0
+    rounds: bool = False
 
     @property
     def per_pair(self) -> float | None:
@@ -105,7 +107,12 @@ class Found(NamedTuple):
         return [
             *([f"{self.spills} instructions spill"] if self.spills else []),
             *([f"{self.shared} bytes of shared memory, of {limit}"] if self.shared > limit else []),
-            *([f"{self.columns} columns of tensor memory, of {TENSOR_COLUMNS}"] if self.columns > TENSOR_COLUMNS else []),
+            *(
+                [f"{self.columns} columns of tensor memory, of {TENSOR_COLUMNS}"]
+                if self.columns > TENSOR_COLUMNS
+                else []
+            ),
+            *(["float32 is multiplied as tf32"] if self.rounds else []),
         ]
 
 
@@ -217,7 +224,8 @@ def compile_case(case: Case) -> Found:
     shared = built.metadata.shared + usage["SHARED"]  # what the program asks for, and what the system adds
     instructions = loop.instructions if loop else None
     columns = built.metadata.tmem_size or 0
-    return Found(case, blocks, usage["REG"], spills(sass), shared, instructions, columns=columns)
+    rounds = case.dtype == "float32" and multiplies_on_tensor_cores(sass)
+    return Found(case, blocks, usage["REG"], spills(sass), shared, instructions, columns=columns, rounds=rounds)
 
 
 def reason_of(error: BaseException) -> str:

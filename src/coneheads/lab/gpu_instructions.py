@@ -74,6 +74,11 @@ def spills(sass: str) -> int:
     return sum(i.kind in LOCAL for block in blocks_of(sass) for i in block.instructions)
 
 
+def multiplies_on_tensor_cores(sass: str) -> bool:
+    """Whether there is any HMMA, HGMMA or UTCHMMA."""
+    return any(i.kind.endswith("MMA") for block in blocks_of(sass) for i in block.instructions)
+
+
 def loop_over_tiles(sass: str) -> TileLoop | None:
     """The innermost loop that takes exponentials, the largest if there are several; None if there is none."""
     blocks = blocks_of(sass)

@@ -41,6 +41,10 @@ class Emulated:
 
         return start
 
+    def instructions(self) -> set[str]:
+        """The names of all that were run."""
+        return {instruction.name for program in self.ran for instruction in program.instructions}
+
     def _start(self, grid: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         options = {name: value for name, value in named.items() if name not in self.kernel.arg_names}
         source = source_of(self.kernel, SimpleNamespace(arguments=arguments, named=named))

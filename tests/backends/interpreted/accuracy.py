@@ -1,6 +1,7 @@
 """Contract 1: at most twice the error of plain PyTorch."""
 
 import functools
+import os
 
 import pytest
 import torch
@@ -24,6 +25,9 @@ from tests.test_accuracy import check_twice_the_error_of_plain, run
 pytestmark = without_warnings_of_numpy
 
 
+EMULATED = "EMULATED_ARCH" in os.environ
+# Of results in float32 beside plain PyTorch, whose functions are those of the CPU: a GPU's are approximate.
+ROUNDINGS = 8 if EMULATED else 1
 ONE = {"batch": 1, "heads": 1, "kv_heads": 1}
 SHAPES = [
     Shape("plain", **ONE),
@@ -109,7 +113,7 @@ def test_queries_equal_to_keys_cost_no_accuracy(name):
     for _ in range(4 if name == "umbral" else 2):
         query, value = torch.randn(1, 1, 15, 16), torch.randn(1, 1, 15, 5)
         draws.append(((query, query.clone(), value), {}))
-    check_twice_the_error_of_plain(draws, name, ["triton"])
+    check_twice_the_error_of_plain(draws, name, ["triton"], ROUNDINGS)
 
 
 @every_dtype
@@ -131,7 +135,7 @@ def test_near_pairs_cost_no_accuracy(name):
     for gap in (1e-2, 1e-4, 1e-6) * (2 if name == "umbral" else 1):
         key, value = torch.randn(1, 1, 15, 16), torch.randn(1, 1, 15, 5)
         draws.append(((key + gap * torch.randn_like(key), key, value), {}))
-    check_twice_the_error_of_plain(draws, name, ["triton"])
+    check_twice_the_error_of_plain(draws, name, ["triton"], ROUNDINGS)
 
 
 @every_score
@@ -143,7 +147,7 @@ def test_keys_that_share_an_offset_of_1000_cost_no_accuracy(name):
     for _ in range(4 if name == "umbral" else 2):
         tensors = torch.randn(1, 1, 15, 16) + offset, torch.randn(1, 1, 16, 16) + offset, torch.randn(1, 1, 16, 5)
         draws.append((tensors, {}))
-    check_twice_the_error_of_plain(draws, name, ["triton"])
+    check_twice_the_error_of_plain(draws, name, ["triton"], ROUNDINGS)
 
 
 @pytest.mark.parametrize("name", ["penumbral", "umbral", "dot"])
@@ -154,7 +158,7 @@ def test_largest_sizes_cost_no_accuracy(name, dtype):
     for size, value_size in ((200, 256), (256, 200)) * (4 if dtype == torch.float32 else 1):
         tensors = [torch.randn(1, 1, n, e).to(dtype) for n, e in ((3, size), (18, size), (18, value_size))]
         draws.append((tensors, {}))
-    check_twice_the_error_of_plain(draws, name, ["triton"])
+    check_twice_the_error_of_plain(draws, name, ["triton"], ROUNDINGS)
 
 
 # --- What all keys of a query share ----------------------------------------------------------------------------------
@@ -222,6 +226,7 @@ def cut_off(X, Y, N: tl.constexpr):
     tl.store(Y + places, tiles.round_gradients(tl.load(X + places), "tf32", True))
 
 
+@pytest.mark.skipif(EMULATED, reason="it starts a kernel of its own")
 def test_numbers_that_are_cut_off_to_tf32():
     """NaN stays NaN, that of a GPU too, whose bits are all 1. CUT_OFF gives back what the rest lose in the mean."""
     x = torch.randn(1 << 14)

@@ -90,6 +90,16 @@ def total(x, AXIS: tl.constexpr):
 
 
 @triton.jit
+def as_if_wide(x):
+    """x, of which the compiler does not see that it was loaded as 8 or 16 bits.
+
+    For sm_100 it multiplies float32 as tf32, whatever it is told, if a factor depends on any narrower load, as weights
+    do on a mask (triton issue 10176). It does not look past a reduction: this one is over an axis of 1.
+    """
+    return tl.max(x[:, :, None], 2)
+
+
+@triton.jit
 def root(x, inverse, TWOS: tl.constexpr):
     """x times its inverse root, NaN where x is not above 0. A number that is too small for an inverse root is 0 here
     too, or it would be infinite."""

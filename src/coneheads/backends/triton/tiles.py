@@ -95,7 +95,9 @@ def direct_gradient(
         q = memory.load_coordinate(Q, first_row, length, positions, i, BM) * -0.5
         k = memory.load_coordinate(K, first_column, keys, positions, i, BN)
         step = w * (k[None, :] - q[:, None])
-        grad += tl.where(places == i, (functions.total(step, 1) if TO_QUERY else 2 * functions.total(step, 0))[:, None], 0.0)
+        grad += tl.where(
+            places == i, (functions.total(step, 1) if TO_QUERY else 2 * functions.total(step, 0))[:, None], 0.0
+        )
     return grad
 
 
@@ -257,34 +259,41 @@ def scores_of(
     if mark is not None:
         s = s + mark[None, :]
     if MASKED == "float":
-        inside = (rows < length)[:, None] & (columns < keys)[None, :]
-        added = tl.load(places(MASK, mask_row, mask_column, rows, columns), mask=inside, other=0.0).to(tl.float32)
-        s = s + added * scores.LOG2_E
+        s = s + mask_entries(MASK, mask_row, mask_column, rows, columns, length, keys, SUMS, MASKED) * scores.LOG2_E
     if SCALED and MASKED == "none" and not CAUSAL:
         return s
     else:
-        seen = pairs_seen(MASK, mask_row, mask_column, rows, columns, length, keys, MASKED, CAUSAL)
+        seen = pairs_seen(MASK, mask_row, mask_column, rows, columns, length, keys, SUMS, MASKED, CAUSAL)
         return tl.where(seen, s, float("-inf"))
 
 
 @triton.jit
-def places(MASK, mask_row, mask_column, rows, columns):
-    """Where the mask has the entries of a tile."""
-    return MASK + rows.to(tl.int64)[:, None] * mask_row + columns.to(tl.int64)[None, :] * mask_column
+def mask_entries(
+    MASK, mask_row, mask_column, rows, columns, length, keys, SUMS: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """The mask's entries of a tile, 0 beyond its ends: numbers in float32, or 1 where a pair is not masked out."""
+    inside = (rows < length)[:, None] & (columns < keys)[None, :]
+    place = MASK + rows.to(tl.int64)[:, None] * mask_row + columns.to(tl.int64)[None, :] * mask_column
+    entries = tl.load(place, mask=inside, other=0)
+    if MASKED == "float":
+        entries = entries.to(tl.float32)
+    if not SUMS and MASK.dtype.element_ty.primitive_bitwidth < 32:
+        entries = functions.as_if_wide(entries)
+    return entries
 
 
 @triton.jit
 def pairs_seen(
-    MASK, mask_row, mask_column, rows, columns, length, keys, MASKED: tl.constexpr, CAUSAL: tl.constexpr
+    MASK, mask_row, mask_column, rows, columns, length, keys,
+    SUMS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Which pairs of a tile are not masked out."""
     seen = (columns < keys)[None, :]
     if CAUSAL:
         seen = seen & (columns[None, :] <= rows[:, None])
     if MASKED != "none":
-        inside = (rows < length)[:, None] & (columns < keys)[None, :]
-        entry = tl.load(places(MASK, mask_row, mask_column, rows, columns), mask=inside, other=0)
-        seen = seen & (entry != 0 if MASKED == "boolean" else entry != float("-inf"))
+        entries = mask_entries(MASK, mask_row, mask_column, rows, columns, length, keys, SUMS, MASKED)
+        seen = seen & (entries != 0 if MASKED == "boolean" else entries != float("-inf"))
     return seen
 
 
@@ -294,7 +303,7 @@ def rows_with_near_keys(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """1 for rows that attend to a near key in this tile, or are close already, else 0."""
-    seen = pairs_seen(MASK, mask_row, mask_column, rows, columns, length, keys, MASKED, CAUSAL)
+    seen = pairs_seen(MASK, mask_row, mask_column, rows, columns, length, keys, 0, MASKED, CAUSAL)
     near = tl.where(seen, q_sq[:, None] * NEAR - m, 0.0)
     return tl.where(tl.max(near, 1) > 0, 1.0, close)
 
