@@ -5,11 +5,11 @@ and with the blocks it uses by default. The tables show registers, spills and sh
 dot product, and how many instructions the loop over tiles has for each pair of a query and a key.
 
 The gate fails (exit code 1) if a kernel spills, needs more shared or tensor memory than the architecture has,
-multiplies float32 on tensor cores, or does not compile. It covers plain calls: no mask (but for the kernel that differentiates one), no causality, no dropout, no
-gradients of parameters. At E=64 a call with all of these is compiled too: its rows say "full", and are shown but not in
-the gate. Nor are the other blocks that are tried for dot product on a GPU, which say "tried", and the ratios of cones
-to dot product: the last table says whether they are as small as promised if dot product has the best of its blocks, and
-how large they are to its default.
+multiplies float32 on tensor cores, or does not compile. It covers plain calls: no mask (but for the kernel that
+differentiates one), no causality, no dropout, no gradients of parameters. At E=64 a call with all of these is compiled
+too: its rows say "full", and are shown but not in the gate. Nor are the other blocks that are tried for dot product on
+a GPU, which say "tried", and the ratios of cones to dot product: the last table says whether they are as small as
+promised if dot product has the best of its blocks, and how large they are to its default.
 """
 
 from __future__ import annotations

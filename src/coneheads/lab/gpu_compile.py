@@ -41,7 +41,7 @@ SCORES: dict[str, Score] = {
 }
 #: bytes of shared memory that a program can have
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-#: columns of the tensor memory of sm_100, which all programs of a multiprocessor share; they are given out in powers of 2
+#: columns of the tensor memory of sm_100, which all programs of a multiprocessor share
 TENSOR_COLUMNS = 512
 BATCH, HEADS, LENGTH = 2, 4, 512  # of the calls: as usual, neither 1 nor odd
 # How triton calls the dtypes of tensors.
