@@ -142,16 +142,19 @@ def test_nan_in_masked_out_keys_never_influences_anything(arch, name, dtype):
 @every_arch
 def test_dropout_is_replayed_in_backward(arch):
     """With the unit matrix as values, the output is the weights; the gradient of values is theirs as well."""
-    query, key = torch.randn(1, 1, 40, 16), torch.randn(1, 1, 32, 16)
-    value, weight = torch.eye(32)[None, None].requires_grad_(), torch.randn(1, 1, 40, 32)
+    query, key = leaves((1, 1, 40, 6), (1, 1, 18, 6))
+    value, weight = torch.eye(18)[None, None].requires_grad_(), torch.randn(1, 1, 40, 18)
+    mask = torch.randn(40, 18)
     with on(arch):
-        out = attend(query, key, value, dropout_p=0.4)
-        (grad,) = torch.autograd.grad(out, value, weight)
-        whole = attend(query, key, value)
+        out = attend(query, key, value, mask, dropout_p=0.4)
+        *grads, grad_value = torch.autograd.grad(out, (query, key, value), weight)
+        whole = attend(query, key, value, mask)
+        expected = torch.autograd.grad((whole * (out != 0) / 0.6 * weight).sum(), (query, key))
     kept = out != 0
     assert 0.5 < kept.double().mean() < 0.7
     torch.testing.assert_close(out[kept], whole[kept] / 0.6)
-    torch.testing.assert_close(grad, out.mT @ weight)
+    torch.testing.assert_close(grad_value, out.mT @ weight)
+    check_near(grads, expected, 1e-5)
 
 
 @pytest.mark.parametrize(("arch", "name", "dtype"), in_turn(["penumbral", "umbral", "laplacian"], backend.DTYPES))
