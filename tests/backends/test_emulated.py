@@ -65,6 +65,21 @@ def test_error_is_at_most_twice_that_of_plain_pytorch(arch, name, dtype):
         assert any(name.startswith(TENSOR_CORES[arch]) for name in kernels["forward"].instructions())
 
 
+@pytest.mark.slow
+@every_arch
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MAIN)
+def test_every_block_that_is_tried_gives_the_same(arch, name, dtype):
+    tensors = leaves((1, 1, 150, 64), (1, 1, 140, 64), (1, 1, 140, 64), dtype=DTYPES[dtype])
+    results = []
+    for block in range(4):
+        with on(arch, block=block):
+            out = attend(*tensors, score=name)
+            results.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), tensors)])
+    for other in results[1:]:
+        check_near(other, results[0], (64 if dtype == "float32" else 16) * torch.finfo(DTYPES[dtype]).eps)
+
+
 @pytest.mark.parametrize(("arch", "name"), in_turn(["penumbral", "umbral", "half_space"]))
 def test_masks_grouped_queries_and_gradients_of_everything(arch, name):
     score = resolve(name).for_size(20)

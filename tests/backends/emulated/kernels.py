@@ -71,8 +71,11 @@ def _word(value: Any, kind: str) -> Any:
 
 
 @contextlib.contextmanager
-def on(arch: int, change: Change = str) -> Iterator[dict[str, Emulated]]:
-    """Kernels of calls within are emulated, with the default blocks of such a GPU; tensors are those of the CPU."""
+def on(arch: int, change: Change = str, block: int = 0) -> Iterator[dict[str, Emulated]]:
+    """Kernels of calls within are emulated; tensors are those of the CPU.
+
+    block: which of those that are tried on such a GPU, the default first.
+    """
     served = tuple(
         replace(one, devices=("cpu",), available=lambda: True) if one.name == "triton" else one
         for one in backends.BACKENDS
@@ -82,7 +85,7 @@ def on(arch: int, change: Change = str) -> Iterator[dict[str, Emulated]]:
     declared = launch.declared_blocks
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(backends, "BACKENDS", served))
-        stack.enter_context(mock.patch.object(launch, "declared_blocks", lambda *by: declared(*by)[:1]))
+        stack.enter_context(mock.patch.object(launch, "declared_blocks", lambda *by: [declared(*by)[block]]))
         stack.enter_context(mock.patch.object(launch, "generation", return_value=arch // 10))
         stack.enter_context(mock.patch.object(launch, "forward_kernel", kernels["forward"]))
         for name in KERNELS[1:]:
