@@ -106,6 +106,9 @@ class Machine:
     def run(self, actions: dict[str, Action]) -> None:
         """To the end of all threads. Those that are behind go first, so that they meet again where ways meet."""
         instructions = self.program.instructions
+        unknown = [i for i in instructions if i.name.split(".")[0] not in actions]
+        if unknown:
+            raise Fault(f"an instruction is not known (line {unknown[0].line}: {unknown[0].text})")
         compiled = [(i, actions[i.name.split(".")[0]]) for i in instructions]
         targets = {
             self.program.labels[i.operands[0]]  # type: ignore[index]

@@ -355,26 +355,21 @@ def backward(
         )
         # With sums, scores of forward and backward differ by more than what is left, but where rows are made exact.
         rests = exact_rows or not call.sums
+        exactness = {"RESTS": rests, "EXACT": exact_rows}
         if exact_rows:
             call.launch("backward_rows", backward_kernels.backward_rows, saved, "rows", RESTS=rests)
         first, second = (name in wanted.parameters for name in (*inputs.score.pair_fields, None)[:2])
         call.launch(
             "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
-            FIRST=first, SECOND=second, RESTS=rests, EXACT=exact_rows,
+            FIRST=first, SECOND=second, **exactness,
         )  # fmt: skip
-        call.launch(
-            "backward_keys",
-            backward_kernels.backward_keys,
-            (*saved, grads[1], levels[1], grad_value),
-            "columns",
-            RESTS=rests,
-            EXACT=exact_rows,
-        )
+        of_keys = (grads[1], levels[1], grad_value)
+        call.launch("backward_keys", backward_kernels.backward_keys, (*saved, *of_keys), "columns", **exactness)
         if grad_mask is not None:
             grad_mask = grad_mask.contiguous()
             call.launch(
                 "backward_mask", backward_kernels.backward_mask, (*saved, grad_mask), "mask",
-                numbers=(call.batch, *call.mask_shape), RESTS=rests, EXACT=exact_rows,
+                numbers=(call.batch, *call.mask_shape), **exactness,
                 ONE_ROW=mask is not None and mask.shape[2] == 1, ONE_COLUMN=mask is not None and mask.shape[3] == 1,
             )  # fmt: skip
     fields = dict(zip(inputs.score.pair_fields, by_row.sum(-1)[..., None, None], strict=False))
