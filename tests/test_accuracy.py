@@ -22,11 +22,12 @@ def run(attention, tensors, weight, dtype):
     return [t.detach().double() for t in (out, *grads)]
 
 
-def check_twice_the_error_of_plain(draws, name, backends, roundings=1):
-    """Draws are (tensors, arguments of ``attention``). roundings: of results, in units in the last place.
+def check_twice_the_error_of_plain(draws, name, backends, approximate=False):
+    """Draws are (tensors, arguments of ``attention``).
 
     Compared are the largest errors of a draw, in their mean over draws: a single one is a matter of luck. Where
-    plain PyTorch itself overflows (float16), ours must be finite.
+    plain PyTorch itself overflows (float16), ours must be finite. approximate: three times and eight
+    roundings are allowed, for float32 on an emulated GPU, whose functions are not as good as those of the CPU.
     """
     score = resolve(name)
     plain_errors, errors = [], {backend: [] for backend in backends}
@@ -51,13 +52,18 @@ def check_twice_the_error_of_plain(draws, name, backends, roundings=1):
                 run(functools.partial(ours, backend=backend), tensors, weight, dtype)
             return
         # Whatever computes it, a result is rounded to its dtype.
-        rounding += roundings * torch.finfo(dtype).eps * torch.tensor([t.abs().amax() for t in truth]) / len(draws)
+        rounding += (
+            (8 if approximate else 1)
+            * torch.finfo(dtype).eps
+            * torch.tensor([t.abs().amax() for t in truth])
+            / len(draws)
+        )
         plain_errors.append(error(ordinary))
         for backend in backends:
             errors[backend].append(error(functools.partial(ours, backend=backend)))
     plain_errors = torch.stack(plain_errors)
     usable = plain_errors.isfinite().all(-1)
-    limit = 2 * plain_errors[usable].mean(0) + rounding
+    limit = (3 if approximate else 2) * plain_errors[usable].mean(0) + rounding
     if dtype == torch.float64:  # the truth is no better than float64: allow for its own rounding
         limit = limit + 2e4 * rounding
     for backend in backends:

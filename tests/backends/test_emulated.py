@@ -53,14 +53,13 @@ TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 @pytest.mark.parametrize(("arch", "name", "dtype"), [*in_turn(MAIN, DTYPES), *each_once(OTHERS)])
 def test_error_is_at_most_twice_that_of_plain_pytorch(arch, name, dtype):
-    """Where two tiles of keys are not full. A GPU's functions are approximate in float32, and plain PyTorch's are not
-    here: that is allowed for."""
+    """Or a little more in float32, where a GPU's functions are approximate. Tiles are not full here."""
     draws = []
     for length, keys, size, value_size in ((40, 70, 64, 64), (50, 33, 64, 48)):
         shapes = ((1, 1, length, size), (1, 1, keys, size), (1, 1, keys, value_size))
         draws.append(([torch.randn(shape).to(DTYPES[dtype]) for shape in shapes], {}))
     with on(arch) as kernels:
-        check_twice_the_error_of_plain(draws, SCORES[name], ["triton"], roundings=8 if dtype == "float32" else 1)
+        check_twice_the_error_of_plain(draws, SCORES[name], ["triton"], approximate=dtype == "float32")
     if dtype == "bfloat16":
         assert any(name.startswith(TENSOR_CORES[arch]) for name in kernels["forward"].instructions())
 
