@@ -52,18 +52,14 @@ def check_twice_the_error_of_plain(draws, name, backends, approximate=False):
                 run(functools.partial(ours, backend=backend), tensors, weight, dtype)
             return
         # Whatever computes it, a result is rounded to its dtype.
-        rounding += (
-            (8 if approximate else 1)
-            * torch.finfo(dtype).eps
-            * torch.tensor([t.abs().amax() for t in truth])
-            / len(draws)
-        )
+        rounding += torch.finfo(dtype).eps * torch.tensor([t.abs().amax() for t in truth]) / len(draws)
         plain_errors.append(error(ordinary))
         for backend in backends:
             errors[backend].append(error(functools.partial(ours, backend=backend)))
     plain_errors = torch.stack(plain_errors)
     usable = plain_errors.isfinite().all(-1)
-    limit = (3 if approximate else 2) * plain_errors[usable].mean(0) + rounding
+    times, roundings = (3, 8) if approximate else (2, 1)
+    limit = times * plain_errors[usable].mean(0) + roundings * rounding
     if dtype == torch.float64:  # the truth is no better than float64: allow for its own rounding
         limit = limit + 2e4 * rounding
     for backend in backends:

@@ -156,7 +156,7 @@ def test_largest_sizes_cost_no_accuracy(name, dtype):
     for size, value_size in ((200, 256), (256, 200)) * (4 if dtype == torch.float32 else 1):
         tensors = [torch.randn(1, 1, n, e).to(dtype) for n, e in ((3, size), (18, size), (18, value_size))]
         draws.append((tensors, {}))
-    check_twice_the_error_of_plain(draws, name, ["triton"], EMULATED)
+    check_twice_the_error_of_plain(draws, name, ["triton"], EMULATED and dtype == torch.float32)
 
 
 # --- What all keys of a query share ----------------------------------------------------------------------------------
