@@ -120,6 +120,9 @@ for _generation, _blocks in BLOCKS_OF_GPUS.items():
         _blocks["backward_keys", _score, _dtype, 32] = Blocks(32, 64, 4, 1 if _generation == 9 else 2)
     for _score in (PENUMBRAL, *UMBRAL):
         _blocks["backward_keys", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
+    for _score in (scores.LAPLACIAN.value, PENUMBRAL_DISTANCE):
+        _blocks["backward_queries", _score, torch.float32, 64] = Blocks(32, 16, 8, 1)
+    _blocks["backward_queries", scores.LAPLACIAN.value, torch.float32, 128] = Blocks(16, 16, 8, 1)
 BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL, torch.float16, 64] = Blocks(16, 128, 8, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, *UMBRAL):
     BLOCKS_OF_GPUS[9]["backward_queries", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
@@ -132,6 +135,7 @@ for _score in UMBRAL:
     BLOCKS_OF_GPUS[10]["backward_queries", _score, torch.float16, 64] = Blocks(128, 32, 8, 1)
 for _dtype in HALVES:
     BLOCKS_OF_GPUS[10]["backward_queries", HYPERBOLOID, _dtype, 32] = Blocks(64, 32, 4, 1)
+BLOCKS_OF_GPUS[10]["backward_keys", HYPERBOLOID, torch.float32, 32] = Blocks(32, 16, 4, 1)
 BLOCKS_OF_GPUS[10]["backward_keys", PENUMBRAL_SQ, torch.float16, 64] = Blocks(32, 64, 4, 1)
 BLOCKS_OF_GPUS[10]["backward_keys", PENUMBRAL_DISTANCE, torch.float16, 64] = Blocks(16, 64, 4, 1)
 IN_THE_INTERPRETER = Blocks(16, 16, 4, 1)  # small, so that small tensors make several tiles
