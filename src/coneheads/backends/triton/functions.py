@@ -86,7 +86,10 @@ def rounded_sum(x, y):
 def total(x, AXIS: tl.constexpr):
     """The sum over an axis of what may be products. Threads that sum the same two of them, each with its own unrounded,
     would find different numbers and write them to one place."""
-    return tl.reduce(x, AXIS, rounded_sum)
+    if PTX:
+        return tl.reduce(x, AXIS, rounded_sum)
+    else:
+        return tl.sum(x, AXIS)
 
 
 @triton.jit
