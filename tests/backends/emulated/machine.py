@@ -46,7 +46,8 @@ class Machine:
         self.ended = np.zeros(self.count, bool)
         self.copies: list[dict[str, np.ndarray]] = []
         self.committed = np.zeros(self.count, np.int64)
-        self.products: dict[int, list[np.ndarray]] = {}  # what products of four warps read, by these
+        # What products of four warps read, by these: of each group that they have committed, and then of the next one.
+        self.products: dict[int, list[list[np.ndarray]]] = {}
         self.yields = np.zeros(self.count, bool)
         self.tensor_memory = TensorMemory(programs)
         self.barriers = Barriers()

@@ -144,10 +144,12 @@ def multiply_in_memory(machine: Machine, instruction: Instruction, who: np.ndarr
     groups = np.flatnonzero(by_four.any(1))
     if not by_four[groups].all():
         raise Fault("four warps come to an instruction of theirs in part")
-    if step == "wait_group":
-        assert instruction.operands == ["0"], "all products are waited for"
-        for group in groups:
-            for places in machine.products.pop(int(group), []):
+    for group in groups:
+        mine = machine.products.setdefault(int(group), [[]])
+        if step == "commit_group":
+            mine.append([])
+        while step == "wait_group" and len(mine) - 1 > int(str(instruction.operands[0])):  # the last is not committed
+            for places in mine.pop(0):
                 machine.shared.being_read[places] -= 1
     if step != "mma_async":
         return
@@ -164,7 +166,7 @@ def multiply_in_memory(machine: Machine, instruction: Instruction, who: np.ndarr
         matrix, places = matrix_in_memory(machine, programs, mine[:, 0], OF_FOUR_WARPS, kind, rows, turned)
         for group, of_group in zip(groups, places, strict=True):
             machine.shared.being_read[of_group] += 1
-            machine.products.setdefault(int(group), []).append(of_group)
+            machine.products[int(group)][-1].append(of_group)
         return matrix
 
     right = in_memory(b, columns, turned[-1])

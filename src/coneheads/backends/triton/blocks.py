@@ -120,7 +120,7 @@ for _generation, _blocks in BLOCKS_OF_GPUS.items():
         _blocks["backward_keys", _score, _dtype, 32] = Blocks(32, 64, 4, 1 if _generation == 9 else 2)
     for _score in (PENUMBRAL, *UMBRAL):
         _blocks["backward_keys", _score, torch.float16, 64] = Blocks(32, 64, 4, 1)
-    for _score in (scores.LAPLACIAN.value, PENUMBRAL_DISTANCE):
+    for _score in (scores.LAPLACIAN.value, PENUMBRAL_DISTANCE):  # rounded sums take a few registers more
         _blocks["backward_queries", _score, torch.float32, 64] = Blocks(32, 16, 8, 1)
     _blocks["backward_queries", scores.LAPLACIAN.value, torch.float32, 128] = Blocks(16, 16, 8, 1)
 BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL, torch.float16, 64] = Blocks(16, 128, 8, 1)
