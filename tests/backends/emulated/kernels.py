@@ -85,7 +85,7 @@ def on(arch: int, change: Change = str, block: int = 0) -> Iterator[dict[str, Em
     declared = launch.declared_blocks
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(backends, "BACKENDS", served))
-        stack.enter_context(mock.patch.object(launch, "declared_blocks", lambda *by: [declared(*by)[block]]))
+        stack.enter_context(mock.patch.object(launch, "declared_blocks", lambda *by: [declared(*by)[: block + 1][-1]]))
         stack.enter_context(mock.patch.object(launch, "generation", return_value=arch // 10))
         stack.enter_context(mock.patch.object(launch, "forward_kernel", kernels["forward"]))
         for name in KERNELS[1:]:

@@ -158,7 +158,18 @@ def default_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, gene
 
 
 def declared_blocks(kernel: str, score: int, width: int, dtype: torch.dtype, generation: int = 8) -> list[Blocks]:
-    """The small set that is tried once for each class of shapes, score and dtype, the default first."""
+    """The small set that is tried once for each class of shapes, score and dtype, the default first.
+
+    On sm_90 the keys' kernel multiplies tiles of 64 columns and more by four warps together. With two stages, the
+    compiler has the next queries copied to where such a product may still read the last ones: these have one.
+    """
+    blocks = _declared(kernel, score, width, dtype, generation)
+    if kernel == "backward_keys" and generation == 9:
+        blocks = [one._replace(stages=1) if one.columns >= 64 else one for one in blocks]
+    return list(dict.fromkeys(blocks))
+
+
+def _declared(kernel: str, score: int, width: int, dtype: torch.dtype, generation: int) -> list[Blocks]:
     default = default_blocks(kernel, score, width, dtype, generation)
     more_stages = default._replace(stages=default.stages + 1)
     if dtype == torch.float32 and default.pairs >= MANY_PAIRS:
