@@ -13,11 +13,14 @@ COMPARISONS = {
 }  # fmt: skip
 
 
+WITH_ANOTHER = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
 def compare(machine: Machine, instruction: Instruction, who: np.ndarray) -> None:
-    """With NaN, comparisons are false, those that end in u true."""
-    _, name, *_, kind = instruction.parts
+    """With NaN, comparisons are false, those that end in u true. A third operand is a predicate to combine with."""
+    _, name, *more, kind = instruction.parts
     target, *operands = instruction.operands
-    x, y = (machine.get(operand, TYPES[kind]) for operand in operands)
+    x, y = (machine.get(operand, TYPES[kind]) for operand in operands[:2])
     if kind == "bf16":
         x, y = from_bfloat16(x), from_bfloat16(y)
     if name in COMPARISONS:
@@ -26,6 +29,8 @@ def compare(machine: Machine, instruction: Instruction, who: np.ndarray) -> None
             result &= ~(np.isnan(x) | np.isnan(y))
     else:
         result = COMPARISONS[name.removesuffix("u")](x, y) | np.isnan(x) | np.isnan(y)
+    if len(operands) == 3:
+        result = WITH_ANOTHER[more[0]](result, machine.get(operands[2], np.bool_))
     machine.set(target, result, who)
 
 

@@ -180,16 +180,14 @@ def backward_queries(
             s, lse, rest, shift, grad_weights, tl.load(SEED), head * length + rows, columns, dropout_p,
             DROPOUT, RESTS, EXACT,
         )  # fmt: skip
-        w, for_level, for_first, for_second = scores.slopes(
+        w, grad_level, for_first, for_second = scores.slopes(
             SCORE, SUMS, SCALED, True, g, m, terms,
-            q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
+            q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor, grad_level,
         )  # fmt: skip
         if FIRST:
             first += functions.total(for_first, 1)
         if SECOND:
             second += functions.total(for_second, 1)
-        if SCORE >= scores.PENUMBRAL:  # those before have no levels
-            grad_level += for_level
         grad, pull = tiles.add_gradients(
             grad, pull, w, m, any_near, q_sq, k, Q, K, first_row, start, length, keys, positions, coordinates, True,
             MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,
@@ -268,12 +266,10 @@ def backward_keys(
                 DROPOUT, RESTS, EXACT,
             )  # fmt: skip
             grad_v += tiles.product(tl.trans(weights).to(grad_out.dtype), grad_out, PRECISION, WIDEN)
-            w, for_level, _, _ = scores.slopes(
+            w, grad_level, _, _ = scores.slopes(
                 SCORE, SUMS, SCALED, False, g, m, terms,
-                q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor,
+                q_level[:, None], k_level[None, :], q_aux[:, None], k_aux[None, :], a, b, c, factor, grad_level,
             )  # fmt: skip
-            if SCORE >= scores.PENUMBRAL:  # those before have no levels
-                grad_level += for_level
             grad, pull = tiles.add_gradients(
                 grad, pull, w, m, any_near, q_sq, q, queries, K, start, first_column, length, keys, positions,
                 coordinates, False, MEASURE, ONES, ROUND, WIDEN, DP, BM, BN,

@@ -104,7 +104,8 @@ for _score in UMBRAL:
     BLOCKS_OF_SCORES["backward_keys", _score, torch.float32, 64] = Blocks(16, 64, 8, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
     BLOCKS_OF_SCORES["backward_queries", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 2)
-    BLOCKS_OF_SCORES["backward_keys", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 1)
+    _stages = 2 if _score == PENUMBRAL else 1
+    BLOCKS_OF_SCORES["backward_keys", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, _stages)
     if _score != PENUMBRAL_DISTANCE:
         _stages = 2 if _score in UMBRAL else 1
         BLOCKS_OF_SCORES["backward_queries", _score, torch.float16, 64] = Blocks(32, 64, 4, _stages)
@@ -123,7 +124,7 @@ for _generation, _blocks in BLOCKS_OF_GPUS.items():
     for _score in (scores.LAPLACIAN.value, PENUMBRAL_DISTANCE):  # rounded sums take a few registers more
         _blocks["backward_queries", _score, torch.float32, 64] = Blocks(32, 16, 8, 1)
     _blocks["backward_queries", scores.LAPLACIAN.value, torch.float32, 128] = Blocks(16, 16, 8, 1)
-BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL, torch.float16, 64] = Blocks(16, 128, 8, 1)
+BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL, torch.bfloat16, 64] = Blocks(64, 32, 4, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, *UMBRAL):
     BLOCKS_OF_GPUS[9]["backward_queries", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):

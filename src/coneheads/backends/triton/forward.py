@@ -57,7 +57,9 @@ def forward(
             q, tl.trans(k), q_sq, k_sq, q_sides, k_sides, Q, K, first_row, start, length, keys, positions, coordinates,
             SCORE, MEASURE, ROUND, WIDEN, BM, BN,
         )  # fmt: skip
-        terms = tiles.terms_of(m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN)
+        terms = tiles.terms_of(
+            m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides, SCORE, True, SUMS, WIDEN, SLOPES=False
+        )
         if RELATIVE:
             if any_near:  # what was found of rows that become close here is made one of their scores
                 close = tiles.rows_with_near_keys(

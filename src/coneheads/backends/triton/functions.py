@@ -30,8 +30,8 @@ def fma_if_larger(x, y, a, b, c, no):
     """a b + c where x > y, no elsewhere: one instruction and not three, as it is done only where it is asked for."""
     if PTX:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred larger; setp.gt.f32 larger, $1, $2; mov.f32 $0, $6; @larger fma.rn.f32 $0, $3, $4, $5; }",
-            "=&f,f,f,f,f,f,f", [x, y, a, b, c, no], tl.float32, True, 1,
+            "{ .reg .pred larger; setp.gt.f32 larger, $1, $2; @larger fma.rn.f32 $0, $3, $4, $5; }",
+            "=f,f,f,f,f,f,0", [x, y, a, b, c, no], tl.float32, True, 1,
         )  # fmt: skip
     else:
         return tl.where(x > y, a * b + c, no)
@@ -71,6 +71,19 @@ def multiply(x, y, TWOS: tl.constexpr):
         )  # fmt: skip
     else:
         return x * y
+
+
+@triton.jit
+def multiply_add(x, y, z, TWOS: tl.constexpr):
+    """x y + z, likewise."""
+    if TWOS and PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b64 x, y, z; mov.b64 x, {$2, $3}; mov.b64 y, {$4, $5}; mov.b64 z, {$6, $7}; "
+            "fma.rn.f32x2 x, x, y, z; mov.b64 {$0, $1}, x; }",
+            "=f,=f,f,f,f,f,f,f", [x, y, z], tl.float32, True, 2,
+        )  # fmt: skip
+    else:
+        return x * y + z
 
 
 @triton.jit

@@ -188,7 +188,7 @@ class Call:
 
     def _parts_and_sides(self, norm_sq: Tensor, level: Tensor, sign: int) -> tuple[Tensor, Tensor]:
         if isinstance(self.score, Penumbral):
-            return sums.of_penumbral(norm_sq, level, self._light_height(), sign)
+            return sums.of_penumbral(norm_sq, level, self._light_height())
         return sums.of_levels(norm_sq, level, sign, far=isinstance(self.score, Umbral))
 
     def _scaled(self, lengths: Tensor) -> Tensor:
@@ -217,8 +217,8 @@ class Call:
 
     def _aux(self, level: Tensor) -> Tensor:
         """One more number a token, made of its level once: see scores.py."""
-        if isinstance(self.score, Penumbral):  # twice the squared height
-            return (2 * level * (2 * self._light_height() - level)).float()
+        if isinstance(self.score, Penumbral):  # four times the squared height
+            return (4 * level * (2 * self._light_height() - level)).float()
         if isinstance(self.score, HalfSpaceDistance):
             return level.rsqrt()
         return level.sinh() if isinstance(self.score, HyperboloidDistance) else level.new_ones(())
@@ -274,6 +274,18 @@ class Call:
         if isinstance(self.score, HalfSpaceDistance | HyperboloidDistance):
             return -self._fields()[1]
         return 0.0
+
+    def shared_slopes(self, lse: Tensor, grad_lse: Tensor) -> Tensor | float:
+        """What the kernels leave out of the gradient of a query's level: that of its shared score, for all keys alike.
+
+        The gradients of all scores of a query add up to that of its log-sum-exp, or to 0 if no key is seen.
+        """
+        if not isinstance(self.score, Umbral) or self.score.readout != "height":
+            return 0.0
+        radius, gamma = self._fields()
+        seen = lse != -torch.inf
+        total = grad_lse.where(seen & ~lse.isnan(), lse).where(seen, 0)  # a bad key makes NaN of it
+        return (-gamma / (2 * radius.sinh()) * total).float()
 
     def without_shared_scores(self, lse: Tensor) -> Tensor:
         """The log-sum-exp of what the kernels compute. Of two ways to leave out, a row is given that of the smaller."""
@@ -363,6 +375,7 @@ def backward(
             "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
             FIRST=first, SECOND=second, **exactness,
         )  # fmt: skip
+        levels[0] += call.shared_slopes(lse, grad_lse)
         of_keys = (grads[1], levels[1], grad_value)
         call.launch("backward_keys", backward_kernels.backward_keys, (*saved, *of_keys), "columns", **exactness)
         if grad_mask is not None:

@@ -96,9 +96,9 @@ def load_parts(PARTS, head, start, count, SUMS: tl.constexpr, OF_KEYS: tl.conste
         parts = tl.load(PARTS + first + (rows[:, None] * SLOTS + slots[None, :]))
         if OF_KEYS:
             parts = tl.trans(parts)
-        return parts, parts, parts, parts, parts
+        return parts, parts, parts, parts
     else:
-        return None, None, None, None, None
+        return None, None, None, None
 
 
 @triton.jit
@@ -127,11 +127,10 @@ def load_sides(
     """
     if SUMS and scores.PENUMBRAL <= SCORE and SCORE < scores.UMBRAL:
         return (
-            load_side(SIDES, 0, 5, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 1, 5, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 2, 5, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 3, 5, head, start, count, OF_KEYS, ROWS),
-            load_side(SIDES, 4, 5, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 0, 4, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 1, 4, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 2, 4, head, start, count, OF_KEYS, ROWS),
+            load_side(SIDES, 3, 4, head, start, count, OF_KEYS, ROWS),
         )
     elif SUMS:
         return (

@@ -72,7 +72,7 @@ def value(
     elif SCORE == LAPLACIAN:
         return tl.sqrt(m) * -factor
     elif SCORE < UMBRAL:
-        four_height_sq = _penumbral(SCORE, SUMS, SLOPES, m, terms, a)
+        four_height_sq = terms[2]
         if SCORE == PENUMBRAL:
             if SLOPES:
                 return four_height_sq * (tl.rsqrt(four_height_sq) * -factor)
@@ -120,22 +120,26 @@ def umbral_relative(m, lean, q_level, k_level, q_sq, close, factor):
 @triton.jit
 def slopes(
     SCORE: tl.constexpr, SUMS: tl.constexpr, SCALED: tl.constexpr, OF_QUERY: tl.constexpr,
-    g, m, terms, q_level, k_level, q_aux, k_aux, a, b, c, factor,
+    g, m, terms, q_level, k_level, q_aux, k_aux, a, b, c, factor, sum_level,
 ):  # fmt: skip
     """g times the derivatives of the score for m, one level, and its two parameters, in the order of `pair_fields`.
 
     For a squared distance the first is that for its half, of which a query gets as much as it is off the key. The level
-    is that of the program's own token, the query or else the key, and sums of these two over its pairs are to be
-    multiplied by its ``unit``. The parameters are not always a and b: of the umbral cone they are radius and gamma.
+    is that of the program's own token, the query or else the key: its slopes are added to sum_level, and the sum is
+    what comes back. Sums of these two over its pairs are to be multiplied by its ``unit``. The parameters are not
+    always a and b: of the umbral cone they are radius and gamma.
+
+    An umbral score is linear in the query's level, but for ancestors and their descendants: -gamma level / sinh r is
+    what ``value`` leaves out. Its slope is the same for all keys, and is left out here too.
     """
     difference, both = terms[0], terms[1]
     if SCORE == DOT:
-        return g * a, g, g * m, g
+        return g * a, sum_level, g * m, g
     elif SCORE == LAPLACIAN:
-        return g * functions.inverse_root(m) * -a, g, -(g * tl.sqrt(m)), g
+        return g * functions.inverse_root(m) * -a, sum_level, -(g * tl.sqrt(m)), g
     elif SCORE < UMBRAL:
         level, other_level = (q_level, k_level) if OF_QUERY else (k_level, q_level)
-        return _penumbral_slopes(SCORE, SUMS, OF_QUERY, g, m, terms, level, other_level, a, b, c, factor)
+        return _penumbral_slopes(SCORE, SUMS, OF_QUERY, g, m, terms, level, other_level, a, b, c, factor, sum_level)
     elif SCORE < FINITE_CONE:
         height = (both + _reach(SCORE, m, difference, True)) * (a * 0.5)
         if SCORE == UMBRAL:
@@ -147,16 +151,19 @@ def slopes(
         else:
             g_level = g / height * (a * b * -0.5)
             for_gamma = -(g * tl.log(height))
-        for_m, for_level = _through_reach(
-            OF_QUERY, g_level * _inverse_reach(SCORE, m, difference), g_level, m, difference
-        )
-        return for_m, for_level, g_level * height * (c / a * -2), for_gamma
+        inward = g_level * _inverse_reach(SCORE, m, difference)
+        if SCORE == UMBRAL and OF_QUERY:
+            for_m, sum_level = _through_reach(OF_QUERY, inward, sum_level, m, difference)
+        else:
+            for_m, for_level = _through_reach(OF_QUERY, inward, g_level, m, difference)
+            sum_level += for_level
+        return for_m, sum_level, g_level * height * (c / a * -2), for_gamma
     elif SCORE == FINITE_CONE:
         angle = functions.angle(m)
         apart, share = _lca_slopes(difference if OF_QUERY else -difference, angle)
         g_level = g * -a
         for_m = tl.where(apart, g_level * functions.inverse_root(m * tl.maximum(4.0 - m, 0.0)), 0.0)
-        return for_m, g_level * share, g * (both + tl.maximum(tl.abs(difference), angle)) * -0.5, g
+        return for_m, sum_level + g_level * share, g * (both + tl.maximum(tl.abs(difference), angle)) * -0.5, g
     elif SCORE == HALF_SPACE:
         chord_sq = difference * difference + m
         inverse = functions.inverse_root(chord_sq)
@@ -166,14 +173,14 @@ def slopes(
         aux = q_aux if OF_QUERY else k_aux
         d = functions.asinh(tl.sqrt(chord_sq) * (q_aux * k_aux * 0.5))
         turn = difference * for_m if OF_QUERY else -difference * for_m
-        return for_m, turn + stretch * (aux * aux), g * d * -2, -g
+        return for_m, sum_level + (turn + stretch * (aux * aux)), g * d * -2, -g
     else:
         radial = functions.sinh((difference if OF_QUERY else -difference) * 0.5)
         sq = radial * radial + q_aux * k_aux * (m * 0.25)
         g_sq = g * functions.inverse_root(sq) * tl.rsqrt(sq + 1) * -a
         aux, other_aux = (q_aux, k_aux) if OF_QUERY else (k_aux, q_aux)
         for_level = g_sq * (radial * tl.sqrt(radial * radial + 1) + tl.sqrt(aux * aux + 1) * other_aux * (m * 0.25))
-        return g_sq * (q_aux * k_aux) * 0.5, for_level, g * functions.asinh(tl.sqrt(sq)) * -2, -g
+        return g_sq * (q_aux * k_aux) * 0.5, sum_level + for_level, g * functions.asinh(tl.sqrt(sq)) * -2, -g
 
 
 @triton.jit
@@ -263,53 +270,82 @@ def depth(level, h):
 
 
 @triton.jit
-def _below_light(SUMS: tl.constexpr, both, reach, h):
-    """Twice the level of the lca and what is left of it to 4h, which is more for an lca below the light."""
-    twice = functions.add(both, reach, SUMS == IN_TENSOR_MEMORY)
-    return twice, functions.subtract(_most(SUMS, h), twice, SUMS == IN_TENSOR_MEMORY)
-
-
-@triton.jit
 def _most(SUMS: tl.constexpr, h):
     return 4 * h * (1 + MARGIN) if SUMS else 4 * h
 
 
 @triton.jit
-def _penumbral(SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m, terms, h):
-    """Four times the squared height of the lca or, where the pair has none, of the lowest light that would give one.
+def penumbral(
+    SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m, difference, both, four_y_sq, apart, h
+):  # fmt: skip
+    """The terms of penumbral scores: L_own - L_other and L_q + L_k as they come; four times the squared height of the
+    lca or, where a pair has none, of the lowest light that would give one; w, 4h - w, D + apart / D and 1 / D.
 
-    With the levels L of the two points, D their reach, and y and z their heights, y that of a program's own token, the
-    terms are L_q - L_k, L_q + L_k, squares = D^2 + 2 (y^2 + z^2) and apart = y^2 - z^2. Twice the level of the lca is
-    w = L_q + L_k + D: so its height is that of w (4h - w), while w is below 2h. Beyond, it is that of
-    squares + (apart / D)^2. All that is added is positive, and 4h - w is at least half of 4h.
+    L are the levels of the two points, y the height of a program's own token, z that of the other, and
+    apart = z^2 - y^2. With the reach D of the pair, twice the level of the lca is
+    w = L_q + L_k + D: so its height is that of w (4h - w), while w is below 2h. Beyond, it is the radius of the
+    semicircle through both points, whose centre is (D + apart / D) / 2 from the own one: so four times its square is
+    (D + apart / D)^2 + 4 y^2. Nothing cancels in what is squared, and 4h - w is at least half of 4h.
 
     Forward in half precision takes 1 / D of m: where that is not the square of the reach, or not above 0, one point is
     an ancestor of the other, and never beyond the light.
     """
-    difference, both, squares, apart = terms
     TWOS: tl.constexpr = SUMS == IN_TENSOR_MEMORY
     if SUMS and not SLOPES:
         inverse = tl.rsqrt(tl.maximum(m, TINY) if INTERPRETED else m)
-        reach = functions.larger_size(functions.root(m, inverse, TWOS), difference)
+        distance = functions.root(m, inverse, TWOS)
+        reach = functions.larger_size(distance, difference)
     else:
         inverse = _inverse_reach(SCORE, m, difference)
-        reach = _reach(SCORE, m, difference, True)
-    twice, rest = _below_light(SUMS, both, reach, h)
-    lean = functions.multiply(apart, inverse, TWOS)
-    return functions.fma_if_larger(twice, rest, lean, lean, squares, functions.multiply(twice, rest, TWOS))
+        distance = functions.multiply(reach_sq(m, difference), inverse, TWOS)
+        reach = distance
+    twice = functions.add(both, reach, TWOS)
+    rest = functions.subtract(_most(SUMS, h), twice, TWOS)
+    side = functions.multiply_add(apart, inverse, distance, TWOS)
+    four_sq = functions.fma_if_larger(twice, rest, side, side, four_y_sq, functions.multiply(twice, rest, TWOS))
+    return difference, both, four_sq, twice, rest, side, inverse
+
+
+@triton.jit
+def _rise_and_outward(twice, rest, m, difference, side, inverse, at_leaf, minus_share, twice_share):
+    """What ``_penumbral_slopes`` multiplies slopes of the squared height by, for the own level and then for m.
+
+    Below the light and without an ancestor in the pair, the first is at_leaf - share twice and the second 1 / D. Beyond
+    the light the first is 1 + a, the second share (2 - first). An ancestor and its descendant are as if a were the sign
+    of their difference: the first is 2 or 0, and so the second is 0 or does not count.
+    """
+    of_levels = difference * difference + TINY
+    if functions.PTX:  # instructions that only some threads carry out; each of them would be three
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred beyond, other; setp.gt.f32 beyond, $2, $3; setp.gt.or.f32 other, $5, $4, beyond; "
+            ".reg .f32 minus; neg.f32 minus, $8; "
+            "fma.rn.f32 $0, $2, $10, $9; "
+            "@other fma.rn.f32 $0, $6, $8, 0f3F800000; "
+            "@beyond fma.rn.f32 $0, $7, minus, 0f40000000; "
+            "mov.f32 $1, $8; "
+            "@other fma.rn.f32 $1, $0, $10, $11; }",
+            "=&f,=&f,f,f,f,f,f,f,f,f,f,f",
+            [twice, rest, m, of_levels, difference, side, inverse, at_leaf, minus_share, twice_share],
+            (tl.float32, tl.float32), True, 1,
+        )  # fmt: skip
+    else:
+        beyond = twice > rest
+        other = (of_levels > m) | beyond
+        rise = tl.where(other, difference * inverse + 1, twice * minus_share + at_leaf)
+        rise = tl.where(beyond, 2 - side * inverse, rise)
+        return rise, tl.where(other, rise * minus_share + twice_share, inverse)
 
 
 @triton.jit
 def _penumbral_slopes(
     SCORE: tl.constexpr, SUMS: tl.constexpr, OF_QUERY: tl.constexpr,
-    g, m, terms, level, other_level, h, gamma, inverse_h_sq, factor,
+    g, m, terms, level, other_level, h, gamma, inverse_h_sq, factor, sum_level,
 ):  # fmt: skip
     """Through X, four times the squared height: below the light dX/dw = 4h - 2w, for D and for both levels; beyond it,
     with a = apart / D^2, half of dX/dy^2 is 1 + a, dX/dD^2 = (1 + a) (1 - a), and dy^2/dL = 2 t, t = h - L being the
     depth: so dX/dL = 4 t (1 + a). What all pairs of a token share, 4 t, is left to ``unit``."""
-    difference, both, squares, apart = terms
+    difference, _, four_sq, twice, rest, side, inverse = terms
     TWOS: tl.constexpr = SUMS == IN_TENSOR_MEMORY
-    four_sq = _penumbral(SCORE, SUMS, True, m, terms, h)
     if SCORE == PENUMBRAL:
         g_sq = functions.multiply(g, tl.rsqrt(four_sq) * -factor, TWOS)
         for_gamma = g * tl.sqrt(four_sq) * -0.5
@@ -324,16 +360,13 @@ def _penumbral_slopes(
         g_sq = functions.if_larger(four_sq, 4 * HEIGHT_SQ_FLOOR, g_sq, 0.0)
         for_gamma = g * tl.log(tl.maximum(four_sq * 0.25, HEIGHT_SQ_FLOOR) * inverse_h_sq) * -0.5
         more = g * (gamma / h)
-    inverse = _inverse_reach(SCORE, m, difference)
-    lean = functions.multiply(apart, inverse, TWOS)
-    twice, rest = _below_light(SUMS, both, _reach(SCORE, m, difference, True), h)
     share = 1 / depth(level, h)
-    rise = functions.fma_if_larger(twice, rest, lean, inverse, 1.0, _most(SUMS, h) * 0.5 * share - twice * share)
-    g_rise = functions.multiply(g_sq, rise, TWOS)
-    # of half the squared reach 2 (1 + a) (1 - a), which is rise (2 - rise) / 2t by the unit; below the light, rise / D
-    outward = functions.fma_if_larger(twice, rest, rise, -share, 2 * share, inverse)
-    for_m, for_level = _through_reach(OF_QUERY, functions.multiply(g_rise, outward, TWOS), g_rise, m, difference)
+    rise, outward = _rise_and_outward(
+        twice, rest, m, difference, side, inverse, _most(SUMS, h) * 0.5 * share, -share, 2 * share
+    )
+    for_level = functions.multiply(g_sq, rise, TWOS)
+    for_m = functions.multiply(for_level, outward, TWOS)
     # dX/dh is 4 times twice the level of the lca, and beyond the light 4 times (1 + a) level + (1 - a) other_level.
     leaning = level + other_level + (rise - 1) * (level - other_level)
     growth = functions.if_larger(twice, rest, leaning, twice)
-    return for_m, for_level, g_sq * growth * (4 * _unit(SCORE, False, h, gamma)) + more, for_gamma
+    return for_m, sum_level + for_level, g_sq * growth * (4 * _unit(SCORE, False, h, gamma)) + more, for_gamma

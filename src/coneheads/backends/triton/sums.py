@@ -77,19 +77,19 @@ def of_levels(norm_sq: Tensor, level: Tensor, sign: int, *, far: bool) -> tuple[
     return _finished(parts, sides, length, far=far)
 
 
-def of_penumbral(norm_sq: Tensor, level: Tensor, light_height: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+def of_penumbral(norm_sq: Tensor, level: Tensor, light_height: Tensor) -> tuple[Tensor, Tensor]:
     """The same for penumbral cones: see `_penumbral` in scores.py for what the sums mean.
 
     With L the level ``with_16_bits``, h the light's height and t = h - L, the depth below it, the sums are
 
-        squared norms;  L_q - L_k;  L_q + L_k;  squares 4h^2 - 2 t_q^2 - 2 t_k^2;  apart t_other^2 - t_own^2.
+        squared norms;  L_own - L_other;  L_q + L_k;  t_own^2 - t_other^2, which is other^2 - own^2 of their heights.
+
 
     In the slots are three 1s, three parts of the squared norm, two of L, and three of t^2.
     """
     h, wide = light_height, level.double()
     depth_sq = (h - wide).square()
-    own = [norm_sq, sign * level, level, 4 * h.square() - 2 * depth_sq, -depth_sq]
-    sides = _sides(own, [(3, 6, 1), (6, 8, -sign), (6, 8, 1), (8, 11, -2), (8, 11, 1)])
+    sides = _sides([norm_sq, level, level, depth_sq], [(3, 6, 1), (6, 8, -1), (6, 8, 1), (8, 11, -1)])
     parts, length = sides.new_zeros((*sides.shape[:-2], SLOTS)), norm_sq.shape[-1]
     parts[..., :length, 3:6] = _split(norm_sq, 3)
     parts[..., :length, 6:8] = _split(wide, 2)

@@ -213,9 +213,9 @@ def sum_of(NUMBER: tl.constexpr, q_sides, k_sides, WIDEN: tl.constexpr, start=No
 @triton.jit
 def terms_of(
     m, excess, q_level, k_level, q_aux, k_aux, a, q_sides, k_sides,
-    SCORE: tl.constexpr, OF_QUERY: tl.constexpr, SUMS: tl.constexpr, WIDEN: tl.constexpr,
+    SCORE: tl.constexpr, OF_QUERY: tl.constexpr, SUMS: tl.constexpr, WIDEN: tl.constexpr, SLOPES: tl.constexpr = True,
 ):  # fmt: skip
-    """What the scores of a tile are made of besides its measures, for all pairs: see scores.py."""
+    """What the scores of a tile are made of besides its measures, for all pairs: see scores.py. SLOPES: as there."""
     if SUMS:
         difference = sum_of(1, q_sides, k_sides, WIDEN)
         second = sum_of(2, q_sides, k_sides, WIDEN)
@@ -224,17 +224,15 @@ def terms_of(
         second = q_level[:, None] + k_level[None, :]
     if SCORE < scores.PENUMBRAL or SCORE >= scores.UMBRAL:
         return difference, second, excess
-    elif SUMS:
-        if SUMS == scores.IN_TENSOR_MEMORY and m.shape[0] >= 64:
-            # fewer instructions than a sum that starts from registers, where smaller products are summed even there
-            squares = functions.add(sum_of(3, q_sides, k_sides, WIDEN), m, True)
-        else:
-            squares = sum_of(3, q_sides, k_sides, WIDEN, m)
-        return difference, second, squares, sum_of(4, q_sides, k_sides, WIDEN)
     else:
-        apart = difference * (2 * a - second)  # y^2 - z^2, since y^2 = level (2h - level)
-        squares = scores.reach_sq(m, difference) + (q_aux[:, None] + k_aux[None, :])
-        return difference, second, squares, apart if OF_QUERY else -apart
+        if SUMS:
+            apart = sum_of(3, q_sides, k_sides, WIDEN)
+        else:  # z^2 - y^2, since y^2 = level (2h - level)
+            apart = difference * (second - 2 * a)
+            apart = apart if OF_QUERY else -apart
+            difference = difference if OF_QUERY else -difference
+        four_y_sq = q_aux[:, None] if OF_QUERY else k_aux[None, :]
+        return scores.penumbral(SCORE, SUMS, SLOPES, m, difference, second, four_y_sq, apart, a)
 
 
 @triton.jit
