@@ -92,6 +92,31 @@ def test_reductions_and_approximate_powers(arch):
     assert 2.0**-24 < off.max() < 2.0**-21.5
 
 
+@triton.jit
+def with_another_comparison(X, Y, EITHER, BOTH, N: tl.constexpr):
+    n = tl.arange(0, N)
+    x, y = tl.load(X + n), tl.load(Y + n)
+    either, both = tl.inline_asm_elementwise(
+        "{ .reg .pred first, second; setp.gt.f32 first, $2, $3; setp.gt.or.f32 second, $3, 0f3F800000, first; "
+        "selp.f32 $0, $2, 0f00000000, second; setp.gt.and.f32 second, $3, 0f3F800000, first; "
+        "selp.f32 $1, $2, 0f00000000, second; }",
+        "=&f,=&f,f,f", [x, y], (tl.float32, tl.float32), True, 1,
+    )  # fmt: skip
+    tl.store(EITHER + n, either)
+    tl.store(BOTH + n, both)
+
+
+@every_arch
+def test_comparisons_that_are_combined_with_another(arch):
+    x, y = 2 * torch.randn(2, 256)
+    y[::5] = torch.nan
+    either, both = torch.zeros(2, 256)
+    start(with_another_comparison, arch, x, y, either, both, N=256)
+    assert torch.equal(either, x.where((x > y) | (y > 1), 0))
+    assert torch.equal(both, x.where((x > y) & (y > 1), 0))
+    assert 0 < (both != 0).sum() < (either != 0).sum() < 256
+
+
 def test_bfloat16_is_rounded_as_torch_rounds_it():
     x = torch.cat([torch.randn(4096), torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 3.4e38])])
     ties = (x.view(torch.int32) & ~0xFFFF | 0x8000).view(torch.float32)[:4096]

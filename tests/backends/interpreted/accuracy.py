@@ -1,5 +1,6 @@
 """Contract 1: at most twice the error of plain PyTorch."""
 
+import dataclasses
 import functools
 import os
 
@@ -9,6 +10,7 @@ import triton
 from triton import language as tl
 
 import coneheads
+from coneheads.backends.inputs import Inputs, prepare
 from coneheads.backends.triton import tiles
 from coneheads.scores import resolve
 from tests import plain
@@ -112,6 +114,41 @@ def test_queries_equal_to_keys_cost_no_accuracy(name):
         query, value = torch.randn(1, 1, 15, 16), torch.randn(1, 1, 15, 5)
         draws.append(((query, query.clone(), value), {}))
     check_twice_the_error_of_plain(draws, name, ["triton"], EMULATED)
+
+
+def share_of_kinds(score, query, key):
+    """Of all pairs: ancestors and descendants, those with a common ancestor that is neither, and those without one."""
+    (q, q_level, k, k_level), *_ = prepare(Inputs(query, key, key, None, False, 0.0, None, score))
+    distance = (q[..., :, None, :] - k[..., None, :, :]).norm(dim=-1)
+    ancestors = distance < (q_level[..., :, None] - k_level[..., None, :]).abs()
+    lca = torch.maximum(q_level[..., :, None], k_level[..., None, :])
+    lca = torch.maximum(lca, (q_level[..., :, None] + k_level[..., None, :] + distance) / 2)
+    beyond = lca > getattr(score, "light_height", torch.inf)
+    return [kind.float().mean().item() for kind in (ancestors, ~ancestors & ~beyond, beyond)]
+
+
+@every_dtype
+@pytest.mark.parametrize(
+    "name", [name + readout for name in ("penumbral", "umbral") for readout in ("", "-height_sq", "-distance")]
+)
+def test_pairs_of_all_kinds_at_once(name, dtype):
+    """Slopes of ancestors, of pairs with a common ancestor and of those without one are added up in one sum."""
+    cone, _, readout = name.partition("-")
+    score = resolve(cone)
+    score = dataclasses.replace(score, readout=readout or "height", gamma=2.0)
+    draws, found = [], []
+    for _ in range(4):
+        query, key = torch.randn(1, 1, 17, 24), torch.randn(1, 1, 33, 24)
+        for tokens in (query, key):  # some far from all others, some below them
+            tokens[..., :-1] *= 0.01 if cone == "umbral" else 0.1
+            tokens[:, :, ::3, :-1] *= 6
+            tokens[..., -1] *= 2
+        found.append(share_of_kinds(score, query, key))
+        draws.append(([t.to(dtype) for t in (query, key, torch.randn(1, 1, 33, 5))], {}))
+    ancestors, below, beyond = torch.tensor(found).mean(0)
+    assert min(ancestors, below) > 0.1
+    assert beyond > (0.02 if cone == "penumbral" else -1)
+    check_twice_the_error_of_plain(draws, score, ["triton"], EMULATED)
 
 
 @every_dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -14,20 +14,12 @@ from torch.nn.functional import pad
 
 from coneheads.backends.ops import FusedGradients, FusedInputs, Wanted
 from coneheads.backends.triton import backward as backward_kernels
-from coneheads.backends.triton import interpreted, number_of, scores, sums
+from coneheads.backends.triton import constants, interpreted, number_of, scores, sums
 from coneheads.backends.triton.blocks import declared_blocks, tuned
 from coneheads.backends.triton.forward import forward as forward_kernel
-from coneheads.scores import (
-    FinitePenumbral,
-    FiniteUmbral,
-    HalfSpaceDistance,
-    HyperboloidDistance,
-    Penumbral,
-    Umbral,
-)
+from coneheads.scores import HalfSpaceDistance, HyperboloidDistance, Penumbral, Umbral
 
 LN_2 = math.log(2)
-LOG2_E = math.log2(math.e)
 # Positions of so few coordinates have many near pairs: all their distances are computed directly.
 FEW_COORDINATES = 8
 ALIGNED = 16  # coordinates of other positions are padded to a multiple of it
@@ -135,7 +127,19 @@ class Call:
             k_parts, k_sides = self._parts_and_sides(k_sq, k_level, -1)
             k_sides = k_sides.mT.contiguous()  # see `load_side` in memory.py
         parts = (q_parts, k_parts, q_sides, k_sides)
-        self.tensors = (q, k, value, q_sq, k_sq, *levels, *auxs, *parts, self._constants(), mask, seed)
+        self.tensors = (
+            q,
+            k,
+            value,
+            q_sq,
+            k_sq,
+            *levels,
+            *auxs,
+            *parts,
+            constants.of_heads(self.score, self.scaled, self.batch, self.heads),
+            mask,
+            seed,
+        )
         sizes = (self.heads, group, self.length, self.keys, self.positions, coordinates, self.values)
         self.numbers = (*self.strides, *sizes, float(inputs.dropout_p))
         self.compiled: dict[str, Any] = {
@@ -193,7 +197,7 @@ class Call:
 
     def _scaled(self, lengths: Tensor) -> Tensor:
         """In units in which the factor of scores.py is 1."""
-        factor = self._factor().float()
+        factor = constants.factor(self.score).float()
         return lengths * (factor[..., None] if lengths.dim() == 4 else factor)
 
     def _aligned(self, positions: Tensor) -> Tensor:
@@ -223,69 +227,29 @@ class Call:
             return level.rsqrt()
         return level.sinh() if isinstance(self.score, HyperboloidDistance) else level.new_ones(())
 
-    def _fields(self) -> list[Tensor]:
-        """The numbers that pairs depend on, float64 [B|1, H|1, 1]."""
-        return [torch.as_tensor(getattr(self.score, name)).double()[..., 0] for name in self.score.pair_fields]
-
-    def _constants(self) -> Tensor:
-        """float32 [B, H, 4]: a, b, c and factor of scores.py."""
-        score, (a, *others) = self.score, self._fields()
-        one = torch.ones_like(a)
-        b, c = others[0] if others else one, one
-        if isinstance(score, Penumbral):
-            a, c = self._light_height(), 1 / a.square()
-        elif isinstance(score, Umbral):
-            a, c = 1 / a.sinh(), 1 / a.tanh()
-        shape = (self.batch, self.heads, 1)
-        return torch.cat([part.expand(shape) for part in (a, b, c, self._factor())], -1).float().contiguous()
-
-    def _factor(self) -> Tensor:
-        """That of scores.py, of lengths as they came."""
-        score, (a, *others) = self.score, self._fields()
-        if isinstance(score, Penumbral):
-            return others[0] * {"height": LOG2_E / 2, "height_sq": LOG2_E / 4, "distance": 0.5}[score.readout]
-        if isinstance(score, Umbral):
-            a, gamma = 1 / a.sinh(), others[0]
-            ratios = {"height": a * LOG2_E / 2, "height_sq": a.square() * LOG2_E / 4, "distance": torch.ones_like(a)}
-            return gamma * ratios[score.readout]
-        if isinstance(score, FinitePenumbral | FiniteUmbral):
-            return a * LOG2_E / 2
-        if isinstance(score, HalfSpaceDistance | HyperboloidDistance):
-            return a * LOG2_E * 2
-        return a * LOG2_E
-
     def _light_height(self) -> Tensor:
         """Of a penumbral score, in the units of the lengths."""
-        height = self._fields()[0]
-        return height * self._factor() if self.scaled else height
+        return constants.light_height(cast(Penumbral, self.score), self.scaled)
 
     def shared_scores(self, close: Tensor) -> Tensor | float:
         """What the kernels leave out of the scores of a query, float64 [B|1, H|1, L|1]: see scores.py.
 
         close [B, H, L]: for umbral cones in float32.
         """
-        if isinstance(self.score, Umbral) and self.score.readout == "height":
-            level = self.inputs.points.q_level
-            assert level is not None
-            radius, gamma = self._fields()
+        level = self.inputs.points.q_level
+        if level is not None:
             more = level if self.q_norm is None else self.q_norm.masked_fill(close, 0)
-            twice = level.double() + more
-            return -gamma / (2 * radius.sinh()) * twice
-        if isinstance(self.score, HalfSpaceDistance | HyperboloidDistance):
-            return -self._fields()[1]
-        return 0.0
+            level = level.double() + more
+        return constants.shared_score(self.score, level)
 
-    def shared_slopes(self, lse: Tensor, grad_lse: Tensor) -> Tensor | float:
-        """What the kernels leave out of the gradient of a query's level: that of its shared score, for all keys alike.
+    def shared_slopes(self, lse: Tensor, grad_lse: Tensor) -> Tensor:
+        """What the kernels leave out of the gradients of the levels of queries: those of their shared scores.
 
         The gradients of all scores of a query add up to that of its log-sum-exp, or to 0 if no key is seen.
         """
-        if not isinstance(self.score, Umbral) or self.score.readout != "height":
-            return 0.0
-        radius, gamma = self._fields()
         seen = lse != -torch.inf
         total = grad_lse.where(seen & ~lse.isnan(), lse).where(seen, 0)  # a bad key makes NaN of it
-        return (-gamma / (2 * radius.sinh()) * total).float()
+        return (constants.shared_slope(self.score) * total).float()
 
     def without_shared_scores(self, lse: Tensor) -> Tensor:
         """The log-sum-exp of what the kernels compute. Of two ways to leave out, a row is given that of the smaller."""
@@ -375,7 +339,8 @@ def backward(
             "backward_queries", backward_kernels.backward_queries, (*saved, grads[0], levels[0], by_row), "rows",
             FIRST=first, SECOND=second, **exactness,
         )  # fmt: skip
-        levels[0] += call.shared_slopes(lse, grad_lse)
+        if constants.shares_levels(inputs.score):
+            levels[0] += call.shared_slopes(lse, grad_lse)
         of_keys = (grads[1], levels[1], grad_value)
         call.launch("backward_keys", backward_kernels.backward_keys, (*saved, *of_keys), "columns", **exactness)
         if grad_mask is not None:

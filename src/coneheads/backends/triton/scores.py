@@ -2,13 +2,13 @@
 
 A score is two functions, chosen by the number SCORE when a kernel is compiled: ``value`` of tiles of pairs, and
 ``slopes``, a gradient times the derivatives of the score. Both see m, the measure of a pair (its squared distance or
-product); its terms, which are the difference and the sum of their levels and, for penumbral cones, what ``_penumbral``
-says; aux of both points, and the constants of the head:
+product); its terms, which are the difference and the sum of their levels and, for penumbral cones, what ``penumbral``
+finds; aux of both points, and the constants of the head:
 
     score          a           b        c          factor                        aux
     dot            scale                           scale log2 e
     laplacian      gamma                           gamma log2 e
-    penumbral      h           gamma    1/h^2      gamma log2 e / 2              2 height^2
+    penumbral      h           gamma    1/h^2      gamma log2 e / 2              4 height^2
       height_sq                                    gamma log2 e / 4
       distance                                     gamma / 2
     umbral         1/sinh r    gamma    1/tanh r   gamma log2 e / (2 sinh r)     1: the row is close
@@ -282,10 +282,10 @@ def penumbral(
     lca or, where a pair has none, of the lowest light that would give one; w, 4h - w, D + apart / D and 1 / D.
 
     L are the levels of the two points, y the height of a program's own token, z that of the other, and
-    apart = z^2 - y^2. With the reach D of the pair, twice the level of the lca is
-    w = L_q + L_k + D: so its height is that of w (4h - w), while w is below 2h. Beyond, it is the radius of the
-    semicircle through both points, whose centre is (D + apart / D) / 2 from the own one: so four times its square is
-    (D + apart / D)^2 + 4 y^2. Nothing cancels in what is squared, and 4h - w is at least half of 4h.
+    apart = z^2 - y^2. With the reach D of the pair, twice the level of the lca is w = L_q + L_k + D: so its height is
+    that of w (4h - w), while w is below 2h. Beyond, it is the radius of the semicircle through both points, whose
+    centre is (D + apart / D) / 2 from the own one: so four times its square is (D + apart / D)^2 + 4 y^2. Where D and
+    apart / D cancel, nearly all of it is 4 y^2; 4h - w is at least half of 4h.
 
     Forward in half precision takes 1 / D of m: where that is not the square of the reach, or not above 0, one point is
     an ancestor of the other, and never beyond the light.

@@ -78,7 +78,7 @@ def of_levels(norm_sq: Tensor, level: Tensor, sign: int, *, far: bool) -> tuple[
 
 
 def of_penumbral(norm_sq: Tensor, level: Tensor, light_height: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for penumbral cones: see `_penumbral` in scores.py for what the sums mean.
+    """The same for penumbral cones: see `penumbral` in scores.py for what the sums mean.
 
     With L the level ``with_16_bits``, h the light's height and t = h - L, the depth below it, the sums are
 
