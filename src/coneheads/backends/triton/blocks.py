@@ -102,6 +102,8 @@ for _dtype in HALVES:
     BLOCKS_OF_SCORES["backward_keys", HYPERBOLOID, _dtype, 128] = Blocks(16, 32, 4, 1)
 for _score in UMBRAL:
     BLOCKS_OF_SCORES["backward_keys", _score, torch.float32, 64] = Blocks(16, 64, 8, 1)
+for _score in UMBRAL[:2]:  # the logarithm takes more registers
+    BLOCKS_OF_SCORES["backward_queries", _score, torch.float32, 64] = Blocks(32, 64, 8, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
     BLOCKS_OF_SCORES["backward_queries", _score, torch.bfloat16, 64] = Blocks(64, 32, 4, 2)
     _stages = 2 if _score == PENUMBRAL else 1
@@ -125,8 +127,10 @@ for _generation, _blocks in BLOCKS_OF_GPUS.items():
         _blocks["backward_queries", _score, torch.float32, 64] = Blocks(32, 16, 8, 1)
     _blocks["backward_queries", scores.LAPLACIAN.value, torch.float32, 128] = Blocks(16, 16, 8, 1)
 BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL, torch.bfloat16, 64] = Blocks(64, 32, 4, 1)
+BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL_SQ, torch.float16, 64] = Blocks(16, 128, 8, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, *UMBRAL):
-    BLOCKS_OF_GPUS[9]["backward_queries", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
+    _stages = 2 if _score == PENUMBRAL_SQ else 1
+    BLOCKS_OF_GPUS[9]["backward_queries", _score, torch.float16, 64] = Blocks(64, 32, 4, _stages)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
     BLOCKS_OF_GPUS[10]["backward_queries", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
     BLOCKS_OF_GPUS[10]["backward_keys", _score, torch.bfloat16, 64] = Blocks(32, 64, 4, 2)
@@ -175,6 +179,9 @@ def _declared(kernel: str, score: int, width: int, dtype: torch.dtype, generatio
     more_stages = default._replace(stages=default.stages + 1)
     if dtype == torch.float32 and default.pairs >= MANY_PAIRS:
         return [default, more_stages, default._replace(rows=32), Blocks(32, 32, 4, 1)]
+    if dtype == torch.float32 and default.columns > default.rows:
+        narrow = default._replace(columns=default.columns // 2)
+        return [default, more_stages, narrow, narrow._replace(rows=2 * narrow.rows)]
     if kernel == "forward" or dtype == torch.float32:
         return [default, more_stages, default._replace(rows=2 * default.rows, warps=8), _wider(default)]
     # In half precision backward has few pairs a thread, and what is done once a tile counts as much as what is done a
