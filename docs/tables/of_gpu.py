@@ -10,8 +10,12 @@ def gpu_table() -> str:
     found = saved_results("gpu", 'make gpu-check GPU="--save docs/results/gpu.json"')
     rows = []
     for promise in found["promises"]:
-        to_both = [(promise["kernels"].get(kernel), promise["to_default"].get(kernel)) for kernel in KERNELS]
-        ratios = ["" if ratio is None else f"{ratio:.2f} ({default:.2f})" for ratio, default in to_both]
+        ratios = [
+            f"{promise['by_default'][kernel]:.2f} / {promise['alike'][kernel]:.2f} ({promise['to_best'][kernel]:.2f})"
+            if kernel in promise["by_default"]
+            else ""
+            for kernel in KERNELS
+        ]
         rows.append([f"sm_{promise['arch']}", promise["dtype"], promise["score"], f"{promise['at_most']:g}", *ratios])
     table = markdown_table(["", "dtype", "score", "aim", *KERNELS], rows)
     plain = [line for line in found["gate"] if not line["full"]]

@@ -21,7 +21,7 @@ from tests.test_accuracy import check_twice_the_error_of_plain
 if importlib.util.find_spec("triton") is None or backend.interpreted():
     pytest.skip("it runs what triton compiles", allow_module_level=True)
 
-from tests.backends.emulated.kernels import on
+from tests.backends.emulated.kernels import Before, on
 
 ARCHS = (80, 90, 100)
 MAIN = ("penumbral", "umbral")
@@ -179,3 +179,20 @@ def test_huge_tiny_and_equal_features_give_finite_results(arch, name, dtype):
             out = coneheads.attention(*tensors, score=name, backend="triton")
             grads = torch.autograd.grad(out.float().mean(), tensors)
         assert all(t.isfinite().all() for t in (out, *grads)), features
+
+
+# --- Positions beyond 2^31 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arch", "name", "dtype"), in_turn(["dot", "penumbral"], [torch.float32, torch.bfloat16]))
+@pytest.mark.parametrize("before", [Before(heads=1 << 20), Before(rows=1 << 26)], ids=["heads", "rows"])
+def test_what_begins_beyond_2_31_is_found(before, arch, name, dtype):
+    """Where heads or rows before have 2^31 numbers and more, 32 bits would lead elsewhere, which is a fault."""
+    tensors = leaves((1, 1, 100, 64), (1, 1, 90, 64), (1, 1, 90, 64), dtype=dtype)
+    results = []
+    for those in (Before(), before):
+        with on(arch, before=those):
+            out = attend(*tensors, score=name)
+            results.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), tensors)])
+    for near, far in zip(*results, strict=True):
+        assert torch.equal(near, far)

@@ -39,8 +39,13 @@ def test_by_default_all_is_compiled_and_calls_with_everything_at_one_size(monkey
     plain = [case for case in asked if not case.blocks]
     assert len(plain) == len(set(plain)) == (5 + 4 + 4) * 11 * 4 * 3
     # and of dot product three more blocks each, of four kernels for float32 and three for the others
-    assert len(asked) - len(plain) == len(set(asked) - set(plain)) == (4 + 3 + 3) * 3 * 3
-    assert {case.size for case in asked if case.full} == {64}
+    dots = [case for case in asked if case.blocks and case.score == "dot"]
+    assert len(dots) == len(set(dots)) == (4 + 3 + 3) * 3 * 3
+    # and of the cones whose ratios are promised at most one: the default of dot product
+    others = [case for case in asked if case.blocks and case.score != "dot"]
+    assert {case.score for case in others} == {"penumbral", "umbral"}
+    assert len(others) == len({case._replace(blocks=None) for case in others}) <= (4 + 3 + 3) * 2 * 3
+    assert {case.size for case in asked if case.full or case.blocks} == {64}
 
 
 def test_flags_choose(monkeypatch):
@@ -122,36 +127,46 @@ def test_ratios_count_instructions_a_pair_and_are_held_against_the_promise(capsy
     assert code == 0
     assert "forward umbral 64x64 4 warps 2 stages 99 0 1.0 864 27.0 1.35" in lines
     # in all 1728 / 1280
-    # rows: float32 alone has it. In brackets is the ratio to the default blocks of dot product, here the best.
-    shown = "1.35 at most 1.35 holds (1.35) 1.40 does not hold (1.40) 1.30 holds (1.30) 1.35 holds (1.35)"
-    assert f"sm_80 float16 umbral {shown}" in lines
+    # rows: float32 alone has it. Blocks are those of dot product, and nothing else was tried.
+    shown = "1.35 / 1.35 (1.35) 1.40 / 1.40 (1.40) 1.30 / 1.30 (1.30) 1.35 / 1.35 (1.35)"
+    assert f"sm_80 float16 umbral 1.35 at most does not hold {shown}" in lines
+    code, lines = table(capsys, *(one for one in found if one.case.kernel != "queries"))
+    assert "sm_80 float16 umbral 1.35 at most holds 1.35 / 1.35 (1.35) 1.30 / 1.30 (1.30)" in lines
 
 
-def test_cones_are_held_against_the_best_blocks_of_dot_product(capsys):
+def test_ratios_are_those_of_defaults_of_the_same_blocks_and_to_the_best_blocks_of_dot_product(capsys):
+    cone = PLAIN._replace(score="penumbral")
     found = [
         Found(PLAIN, BLOCKS, 99, 0, 1024, 640),
-        Found(PLAIN._replace(score="penumbral"), BLOCKS, 99, 0, 1024, 960),
-        Found(PLAIN._replace(blocks=(64, 128, 4, 2)), (64, 128, 4, 2), 200, 0, 1024, 960),  # 64 pairs a thread
+        Found(cone, (64, 128, 4, 2), 99, 0, 1024, 1920),  # 64 pairs a thread
+        Found(cone._replace(blocks=BLOCKS), BLOCKS, 99, 0, 1024, 1000),
+        Found(PLAIN._replace(blocks=(64, 128, 4, 2)), (64, 128, 4, 2), 200, 0, 1024, 960),
         Found(PLAIN._replace(blocks=(128, 128, 4, 2)), (128, 128, 4, 2), 255, 9, 1024, 640),  # spills: cannot be best
     ]
     code, lines = table(capsys, *found)
     assert code == 0
-    assert "sm_80 float16 penumbral 1.6 at most 2.00 does not hold (1.50)" in lines
+    assert "sm_80 float16 penumbral 1.6 at most holds 1.50 / 1.56 (2.00)" in lines
     assert "forward dot tried 64x128 4 warps 2 stages 200 0 1.0 960 15.0 0.75" in lines
     shown = "forward, dot, float16, E=64, sm_80, 128x128 4 warps 2 stages"
     assert f"not in the gate: {shown}: 9 instructions spill" in lines
     assert lines[-1].startswith("2 of 2 kernels")
+    # with its own blocks a cone may look better than it is
+    _, lines = table(capsys, *found[:2], found[2]._replace(instructions=1100), *found[3:])
+    assert "sm_80 float16 penumbral 1.6 at most does not hold 1.50 / 1.72 (2.00)" in lines
 
 
-def test_the_best_blocks_of_dot_product_are_looked_for():
+def test_other_blocks_of_dot_product_are_compiled_and_its_default_for_cones():
     pytest.importorskip("triton")
     options = SimpleNamespace(
         arch=[80], dtypes=["bfloat16"], sizes=[16, 64], kernels=["queries"], scores=["dot", "umbral"]
     )
     tried = [case for case in gpu_check.cases_of(options) if case.blocks]
     assert tried
+    (umbral,) = [case for case in tried if case.score == "umbral"]
+    assert umbral.blocks == gpu_compile.blocks_of(umbral._replace(score="dot", blocks=None))[0]
+    tried.remove(umbral)
     assert {case[:5] for case in tried} == {("queries", "dot", "bfloat16", 64, 80)}
-    assert not any(case.gated for case in tried)
+    assert not any(case.gated for case in [*tried, umbral])
 
 
 def test_blocks_of_another_size_do_not_change_what_a_pair_costs():
@@ -165,9 +180,9 @@ def test_a_step_counts_as_a_whole_only_if_all_its_kernels_were_counted(capsys):
     cases = [single._replace(kernel=kernel, score=score) for kernel in gpu_check.STEP for score in ("dot", "penumbral")]
     found = [Found(case, BLOCKS, 99, 0, 1024, 320 if case.score == "dot" else 640) for case in cases]
     *_, line, _ = table(capsys, *found)[1]
-    assert line == "sm_80 float32 penumbral 1.6 at most" + " 2.00 does not hold (2.00)" * 5
+    assert line == "sm_80 float32 penumbral 1.6 at most does not hold" + " 2.00 / 2.00 (2.00)" * 5
     *_, line, _ = table(capsys, *found[:-1], found[-1]._replace(instructions=None))[1]
-    assert line == "sm_80 float32 penumbral 1.6 at most" + " 2.00 does not hold (2.00)" * 3
+    assert line == "sm_80 float32 penumbral 1.6 at most does not hold" + " 2.00 / 2.00 (2.00)" * 3
 
 
 def test_the_record_has_what_the_docs_quote(monkeypatch, tmp_path, capsys):
@@ -185,7 +200,8 @@ def test_the_record_has_what_the_docs_quote(monkeypatch, tmp_path, capsys):
         {"arch": 80, "full": True, "kernels": 1, "failed": 1, "registers": 255, "shared": 2048},
     ]
     (promise,) = saved["promises"]
-    assert promise["kernels"] == promise["to_default"] == dict.fromkeys(("forward", "queries", "keys", "together"), 1.5)
+    expected = dict.fromkeys(("forward", "queries", "keys", "together"), 1.5)
+    assert [promise[name] for name in ("by_default", "alike", "to_best")] == [expected] * 3
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_compiled(tmp_path, capsys):

@@ -7,9 +7,10 @@ dot product, and how many instructions the loop over tiles has for each pair of 
 The gate fails (exit code 1) if a kernel spills, needs more shared or tensor memory than the architecture has,
 multiplies float32 on tensor cores, or does not compile. It covers plain calls: no mask (but for the kernel that
 differentiates one), no causality, no dropout, no gradients of parameters. At E=64 a call with all of these is compiled
-too: its rows say "full", and are shown but not in the gate. Nor are the other blocks that are tried for dot product on
-a GPU, which say "tried", and the ratios of cones to dot product: the last table says whether they are as small as
-promised if dot product has the best of its blocks, and how large they are to its default.
+too: its rows say "full", and are shown but not in the gate. Nor are ratios of cones to dot product: the last table says
+whether they are as small as promised, each kernel as it is by default, and both with the blocks that dot product has by
+default, so that nothing differs but the score. It also shows the harshest of comparisons, to dot product with the best
+of the blocks that are tried for it on a GPU. What is compiled for these has rows that say "tried".
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from coneheads.lab.gpu_compile import (
     TENSOR_COLUMNS,
     Case,
     Found,
+    blocks_of,
     compile_all,
-    tried_blocks,
 )
 from coneheads.lab.progress import Progress
 from coneheads.lab.speed.screen import Screen
@@ -59,13 +60,14 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
         for score in options.scores
     ]
     full = [case._replace(full=True) for case in plain if case.size == FULL_SIZE]
-    tried = [
+    compared = [case for case in plain if case.size == FULL_SIZE and case.kernel in STEP]
+    tried = [case._replace(blocks=blocks) for case in compared if case.score == "dot" for blocks in blocks_of(case)[1:]]
+    alike = [
         case._replace(blocks=blocks)
-        for case in plain
-        if case.score == "dot" and case.size == FULL_SIZE and case.kernel in STEP
-        for blocks in tried_blocks(case)
+        for case in compared
+        if case.score in PROMISED and (blocks := blocks_of(case._replace(score="dot"))[0]) != blocks_of(case)[0]
     ]
-    return [*plain, *full, *tried]
+    return [*plain, *full, *tried, *alike]
 
 
 def ratio_to_dot(found: Found, results: dict[Case, Found]) -> float | None:
@@ -111,23 +113,29 @@ def cells(found: Found, ratio: float | None) -> list[str]:
 class Promise(NamedTuple):
     """Instructions a pair that a cone takes, as multiples of those of dot product: in each kernel, and "together".
 
-    kernels: of dot product with those of its blocks that take the fewest. to_default: with its default blocks. Without
-    "together" if a kernel of a training step is missing.
+    by_default: each as it is by default. alike: both with the blocks that dot product has by default. to_best: of the
+    cone by default, to dot product with those of its blocks that take the fewest. Without "together" if a kernel of a
+    training step is missing.
     """
 
     arch: int
     dtype: str
     score: str
     at_most: float
-    kernels: dict[str, float]
-    to_default: dict[str, float]
+    by_default: dict[str, float]
+    alike: dict[str, float]
+    to_best: dict[str, float]
+
+    @property
+    def holds(self) -> bool:
+        return all(ratio <= self.at_most for ratios in (self.by_default, self.alike) for ratio in ratios.values())
 
     def shown(self, kernel: str) -> str:
-        if kernel not in self.kernels:
+        """By default / alike (to the best)."""
+        if kernel not in self.by_default:
             return ""
-        ratio = self.kernels[kernel]
-        verdict = "holds" if ratio <= self.at_most else "does not hold"
-        return f"{ratio:.2f} {verdict} ({self.to_default[kernel]:.2f})"
+        alike = f"{self.alike[kernel]:.2f}" if kernel in self.alike else "-"
+        return f"{self.by_default[kernel]:.2f} / {alike} ({self.to_best[kernel]:.2f})"
 
 
 def promises(results: dict[Case, Found]) -> list[Promise]:
@@ -135,49 +143,68 @@ def promises(results: dict[Case, Found]) -> list[Promise]:
     found = []
     for arch, dtype in dict.fromkeys((case.arch, case.dtype) for case in results):
         step = [kernel for kernel in STEP if kernel != ONLY_SINGLE or dtype == "float32"]
-        dots = [plain_counts(results, Case(kernel, "dot", dtype, FULL_SIZE, arch)) for kernel in step]
         for score, at_most in PROMISED.items():
-            cones = [plain_counts(results, Case(kernel, score, dtype, FULL_SIZE, arch)) for kernel in step]
-            counts = {
-                kernel: (cone[0], min(dot), dot[0])
-                for kernel, cone, dot in zip(step, cones, dots, strict=True)
-                if cone and dot
-            }
-            if not counts:
-                continue
-            if len(counts) == len(step):
-                sums = [sum(column) for column in zip(*counts.values(), strict=True)]
-                counts["together"] = (sums[0], sums[1], sums[2])
-            to_best = {kernel: cone / best for kernel, (cone, best, _) in counts.items()}
-            to_default = {kernel: cone / default for kernel, (cone, _, default) in counts.items()}
-            found.append(Promise(arch, dtype, score, at_most, to_best, to_default))
+            cones = {kernel: Case(kernel, score, dtype, FULL_SIZE, arch) for kernel in step}
+            dots = {kernel: case._replace(score="dot") for kernel, case in cones.items()}
+            default = {kernel: per_pair(results, case) for kernel, case in cones.items()}
+            default_dot = {kernel: per_pair(results, case) for kernel, case in dots.items()}
+            alike = {kernel: per_pair(results, alike_of(results, case)) for kernel, case in cones.items()}
+            best = {kernel: fewest(results, case) for kernel, case in dots.items()}
+            ratios = [ratios_of(*both) for both in ((default, default_dot), (alike, default_dot), (default, best))]
+            if ratios[0]:
+                found.append(Promise(arch, dtype, score, at_most, *ratios))
     return found
 
 
-def plain_counts(results: dict[Case, Found], case: Case) -> list[float]:
-    """Instructions a pair with the default blocks and, where they run well, with those that were tried beside them."""
+def per_pair(results: dict[Case, Found], case: Case | None) -> float | None:
+    found = results.get(case) if case else None
+    return found.per_pair if found else None
+
+
+def alike_of(results: dict[Case, Found], case: Case) -> Case | None:
+    """A cone's case with the blocks that dot product has by default."""
+    dot = results.get(case._replace(score="dot"))
+    if dot is None:
+        return None
     default = results.get(case)
-    if default is None or not default.per_pair:
-        return []
+    return case if default and default.blocks == dot.blocks else case._replace(blocks=dot.blocks)
+
+
+def fewest(results: dict[Case, Found], case: Case) -> float | None:
+    """Instructions a pair by default or, if they are fewer and do not spill, with blocks that are tried beside."""
     others = [found for other, found in results.items() if other.blocks and other._replace(blocks=None) == case]
-    return [default.per_pair, *(found.per_pair for found in others if found.per_pair and not found.reasons())]
+    counts = [per_pair(results, case), *(found.per_pair for found in others if not found.reasons())]
+    return min((count for count in counts if count), default=None)
+
+
+def ratios_of(cones: dict[str, float | None], dots: dict[str, float | None]) -> dict[str, float]:
+    """For each kernel that both have and, if that is each, for all of them together."""
+    both = {kernel: (cone, dot) for kernel, cone in cones.items() if cone and (dot := dots[kernel])}
+    if len(both) == len(cones):
+        both["together"] = (sum(cone for cone, _ in both.values()), sum(dot for _, dot in both.values()))
+    return {kernel: cone / dot for kernel, (cone, dot) in both.items()}
 
 
 def show_promises(screen: Screen, found: list[Promise]) -> None:
     """Whether cones take as few instructions a pair as promised, in each kernel and in all of a training step."""
+    kernels = (*STEP, "together")
     rows = [
         [
             f"sm_{promise.arch}",
             promise.dtype,
             promise.score,
             f"{promise.at_most} at most",
-            *(promise.shown(kernel) for kernel in (*STEP, "together")),
+            "holds" if promise.holds else "does not hold",
+            *(promise.shown(kernel) for kernel in kernels),
         ]
         for promise in found
     ]
     if rows:
-        title = f"instructions a pair, of those of dot product with the best of its blocks (its default), E={FULL_SIZE}"
-        screen.table(title, ["", "dtype", "score", "promised", *STEP, "together"], rows)
+        title = (
+            f"instructions a pair, of those of dot product, E={FULL_SIZE}: each by default / both with the blocks of"
+            " dot product (each by default, but dot product with the best of its blocks: not promised)"
+        )
+        screen.table(title, ["", "dtype", "score", "promised", "", *kernels], rows)
 
 
 def record(results: dict[Case, Found]) -> dict[str, Any]:

@@ -174,14 +174,14 @@ def launch_of(case: Case) -> tuple[Any, Recorder]:
     return kernels[case.kernel], records[case.kernel]
 
 
-def tried_blocks(case: Case) -> list[tuple[int, int, int, int]]:
-    """What is tried on a GPU beside the default blocks, for a score whose positions are as wide as its size."""
+def blocks_of(case: Case) -> list[tuple[int, int, int, int]]:
+    """Its default blocks and those that are tried beside them on a GPU, of positions as wide as its size."""
     from coneheads.backends.triton.blocks import declared_blocks
 
     kernel = case.kernel if case.kernel == "forward" else f"backward_{case.kernel}"
     score = cast(int, number_of(SCORES[case.score]))
     declared = declared_blocks(kernel, score, case.size, DTYPES[case.dtype], case.arch // 10)
-    return [(one.rows, one.columns, one.warps, one.stages) for one in declared[1:]]
+    return [(one.rows, one.columns, one.warps, one.stages) for one in declared]
 
 
 def source_of(kernel: Any, record: Recorder) -> Any:

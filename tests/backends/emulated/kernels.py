@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -25,14 +25,35 @@ from tests.backends.emulated.program import Program, read
 Change = Callable[[str], str]
 
 
+class Before(NamedTuple):
+    """What a call of one head, without a mask, has before its own heads or the rows of its queries: nothing of it is
+    read, and it is not in memory, but places and the numbers of programs are counted from its beginning. Programs that
+    own columns pass over all rows: they have none before them."""
+
+    heads: int = 0
+    rows: int = 0
+
+    def bytes_of(self, name: str, tensor: torch.Tensor) -> int:
+        """Of the argument of this name. GRAD_PARAMETERS is not written where nobody asks for them."""
+        if tensor.dim() < 3 or name in ("MASK", "SEED", "GRAD_PARAMETERS"):
+            return 0
+        of_queries = name.startswith(("Q", "OUT", "TO", "GRAD_OUT", "LSE", "REST", "SHIFT", "GRAD_Q"))
+        return self.heads * tensor.nbytes + (self.rows * tensor.nbytes // tensor.shape[2] if of_queries else 0)
+
+    def programs(self, grid: Any, named: dict[str, Any]) -> int:
+        (programs,) = grid(named)
+        return self.heads * programs + self.rows // named["BM"]
+
+
 class Emulated:
     """Stands in for a kernel: compiles it as a GPU's call would, and runs what came of it.
 
-    change: what is done to its PTX before, for tests that break it. ran: the programs that were run.
+    change: what is done to its PTX before, for tests that break it. before: what its tensors do not show. ran: the
+    programs that were run.
     """
 
-    def __init__(self, kernel: Any, arch: int, change: Change = str) -> None:
-        self.kernel, self.arch, self.change = kernel, arch, change
+    def __init__(self, kernel: Any, arch: int, change: Change = str, before: Before = Before()) -> None:  # noqa: B008
+        self.kernel, self.arch, self.change, self.before = kernel, arch, change, before
         self.ran: list[Program] = []
 
     def __getitem__(self, grid: Any) -> Any:
@@ -52,12 +73,17 @@ class Emulated:
         program = read(self.change(built.asm["ptx"]))
         (programs,) = grid(named)
         given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | named
-        values = [given[name] for name, kind in source.signature.items() if kind != "constexpr"]
-        memory = Global([value for value in values if isinstance(value, torch.Tensor)])
-        passed = [memory.address(value) if isinstance(value, torch.Tensor) else value for value in values]
+        given["length"] = given.get("length", 0) + self.before.rows
+        values = {name: given[name] for name, kind in source.signature.items() if kind != "constexpr"}
+        memory = Global([value for value in values.values() if isinstance(value, torch.Tensor)])
+        passed = [
+            memory.address(value) - self.before.bytes_of(name, value) if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        ]
         passed += [0] * (len(program.parameters) - len(passed))  # scratch memory, which no kernel asks for
         words = [_word(value, kind) for value, (_, kind) in zip(passed, program.parameters, strict=True)]
-        machine = Machine(program, programs, built.metadata.shared, memory, words)
+        first = self.before.programs(grid, named)
+        machine = Machine(program, programs, built.metadata.shared, memory, words, first)
         machine.run(ACTIONS)
         memory.write_back()
         self.ran.append(program)
@@ -71,7 +97,12 @@ def _word(value: Any, kind: str) -> Any:
 
 
 @contextlib.contextmanager
-def on(arch: int, change: Change = str, block: int = 0) -> Iterator[dict[str, Emulated]]:
+def on(
+    arch: int,
+    change: Change = str,
+    block: int = 0,
+    before: Before = Before(),  # noqa: B008
+) -> Iterator[dict[str, Emulated]]:
     """Kernels of calls within are emulated; tensors are those of the CPU.
 
     block: which of those that are tried on such a GPU, the default first.
@@ -80,8 +111,10 @@ def on(arch: int, change: Change = str, block: int = 0) -> Iterator[dict[str, Em
         replace(one, devices=("cpu",), available=lambda: True) if one.name == "triton" else one
         for one in backends.BACKENDS
     )
-    kernels = {"forward": Emulated(launch.forward_kernel, arch, change)}
-    kernels |= {name: Emulated(getattr(backward, f"backward_{name}"), arch, change) for name in KERNELS[1:]}
+    kernels = {"forward": Emulated(launch.forward_kernel, arch, change, before)}
+    for name in KERNELS[1:]:
+        those = before if name in ("rows", "queries") else before._replace(rows=0)
+        kernels[name] = Emulated(getattr(backward, f"backward_{name}"), arch, change, those)
     declared = launch.declared_blocks
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(backends, "BACKENDS", served))

@@ -19,9 +19,14 @@ MOST_STEPS = 2_000_000
 
 
 class Machine:
-    """The state of a launch. Registers are arrays [threads]; a write puts a new array there, so that none is shared."""
+    """The state of a launch. Registers are arrays [threads]; a write puts a new array there, so that none is shared.
 
-    def __init__(self, program: Program, programs: int, shared_size: int, memory: Global, arguments: list[Any]) -> None:
+    first: the number of the first program, if others stand before it that are not run.
+    """
+
+    def __init__(
+        self, program: Program, programs: int, shared_size: int, memory: Global, arguments: list[Any], first: int = 0
+    ) -> None:
         self.program, self.memory = program, memory
         self.count = programs * program.threads
         place = np.arange(self.count, dtype=np.int64)
@@ -34,10 +39,10 @@ class Machine:
         self.parameters = dict(zip((name for name, _ in program.parameters), arguments, strict=True))
         self.special = {
             "%tid.x": self.thread.astype(np.uint32),
-            "%ctaid.x": self.of_program.astype(np.uint32),
+            "%ctaid.x": (first + self.of_program).astype(np.uint32),
             "%ctaid.y": np.zeros(self.count, np.uint32),
             "%ctaid.z": np.zeros(self.count, np.uint32),
-            "%nctaid.x": np.full(self.count, programs, np.uint32),
+            "%nctaid.x": np.full(self.count, first + programs, np.uint32),
             "global_smem": np.zeros(self.count, np.uint64),
         }
         self.everyone = np.ones(self.count, bool)

@@ -80,9 +80,9 @@ def backward_rows(
     q_sides = memory.load_sides(Q_SIDES, head, first_row, length, SCORE, SUMS, False, BM)
     grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
     grad_out = memory.load_rows(grads_of_head, first_row, length, values, BM, DV, SUMS=SUMS)
-    lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
-    rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
-    shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
+    lse = memory.load_saved(LSE, head, first_row, length, BM, SUMS)
+    rest = memory.load_saved(REST, head, first_row, length, BM, SUMS)
+    shift = memory.load_saved(SHIFT, head, first_row, length, BM, SUMS)
 
     total, products = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     end = tl.minimum(keys, first_row + BM) if CAUSAL else keys
@@ -130,7 +130,7 @@ def backward_queries(
 
     FIRST, SECOND: which of the two parameters of the score want theirs.
     """
-    blocks, all_rows = tl.cdiv(length, BM), memory.rows_in_memory(length, SUMS)
+    blocks = tl.cdiv(length, BM)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     first_row = tl.program_id(0) % blocks * BM
     rows = first_row + tl.arange(0, BM)
@@ -148,9 +148,9 @@ def backward_queries(
     q_sides = memory.load_sides(Q_SIDES, head, first_row, length, SCORE, SUMS, False, BM)
     grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
     grad_out = memory.load_rows(grads_of_head, first_row, length, values, BM, DV, SUMS=SUMS)
-    lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
-    rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
-    shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
+    lse = memory.load_saved(LSE, head, first_row, length, BM, SUMS)
+    rest = memory.load_saved(REST, head, first_row, length, BM, SUMS)
+    shift = memory.load_saved(SHIFT, head, first_row, length, BM, SUMS)
 
     grad = tl.zeros([BM, DP], tl.float32)  # the sum of w k
     pull = tl.zeros([BM], tl.float32)  # the sum of w
@@ -214,7 +214,7 @@ def backward_keys(
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_K [B, Hkv, S, P], GRAD_K_LEVEL [B, Hkv, S], GRAD_V [B, Hkv, S, Ev]: over the queries of all heads."""
-    blocks, all_rows = tl.cdiv(keys, BN), memory.rows_in_memory(length, SUMS)
+    blocks = tl.cdiv(keys, BN)
     kv_head = (tl.program_id(0) // blocks).to(tl.int64)
     first_column = tl.program_id(0) % blocks * BN
     columns = first_column + tl.arange(0, BN)
@@ -245,9 +245,9 @@ def backward_keys(
             q_aux = memory.load_levels(Q_AUX + head * length, rows, length, SCORE)
             grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
             grad_out = memory.load_rows(grads_of_head, start, length, values, BM, DV, SUMS=SUMS)
-            lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
-            rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
-            shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
+            lse = memory.load_saved(LSE, head, start, length, BM, SUMS)
+            rest = memory.load_saved(REST, head, start, length, BM, SUMS)
+            shift = memory.load_saved(SHIFT, head, start, length, BM, SUMS)
             q_sides = memory.load_parts(Q_PARTS, head, start, length, SUMS, False, BM)
             m, excess, any_near = tiles.measure(
                 q, tl.trans(k), q_sq, k_sq, q_sides, k_sides, queries, K, start, first_column, length, keys, positions,
@@ -295,7 +295,6 @@ def backward_mask(
     DP: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """GRAD_MASK, of the mask's own shape [B|1, H|1, L|1, S|1]: a program sums over all pairs that share an entry."""
-    all_rows = memory.rows_in_memory(length, SUMS)
     row_blocks = 1 if ONE_ROW else tl.cdiv(length, BM)
     column_blocks = 1 if ONE_COLUMN else tl.cdiv(keys, BN)
     program = tl.program_id(0).to(tl.int64)
@@ -322,9 +321,9 @@ def backward_mask(
                 q_sides = memory.load_sides(Q_SIDES, head, row, length, SCORE, SUMS, False, BM)
                 grads_of_head = memory.of_head(GRAD_OUT, head, length, values, DV, SUMS)
                 grad_out = memory.load_rows(grads_of_head, row, length, values, BM, DV, SUMS=SUMS)
-                lse = memory.load_numbers(LSE + head * all_rows, rows, length, SUMS=SUMS)
-                rest = memory.load_numbers(REST + head * all_rows, rows, length, SUMS=SUMS)
-                shift = memory.load_numbers(SHIFT + head * all_rows, rows, length, SUMS=SUMS)
+                lse = memory.load_saved(LSE, head, row, length, BM, SUMS)
+                rest = memory.load_saved(REST, head, row, length, BM, SUMS)
+                shift = memory.load_saved(SHIFT, head, row, length, BM, SUMS)
                 for column in range(own_column, keys if ONE_COLUMN else tl.minimum(own_column + BN, keys), BN):
                     columns = column + tl.arange(0, BN)
                     k = memory.load_rows(keys_of_head, column, keys, positions, BN, DP)  # masks save registers here

@@ -1,7 +1,8 @@
 """How the Triton kernels read what they need of tokens and heads, and write what they found.
 
 Positions are stored in the dtype of the products, and tensors are contiguous. Where a tile begins in memory is counted
-in 64 bits, which is one number, and places inside of it in 32, which are many.
+in 64 bits, which is one number, and places inside of it in 32, which are many. Of whole tiles the former is added last:
+what it is added to stays the same in the loop over tiles, and each address there is one instruction.
 """
 
 import triton
@@ -23,7 +24,7 @@ def load_rows(
     """
     rows, columns = tl.arange(0, ROWS), tl.arange(0, PADDED)
     if SUMS:
-        return tl.load(pointer + tl.cast(start, tl.int64) * PADDED + (rows[:, None] * PADDED + columns[None, :]))
+        return tl.load((pointer + (rows[:, None] * PADDED + columns[None, :])) + tl.cast(start, tl.int64) * PADDED)
     else:
         inside = (start + rows < count)[:, None] & (columns < (width if used is None else used))[None, :]
         place = pointer + tl.cast(start, tl.int64) * width
@@ -67,12 +68,20 @@ def store_rows(pointer, tile, start, count, width, ROWS: tl.constexpr, PADDED: t
 
 
 @triton.jit
-def load_numbers(pointer, rows, count, other=0.0, SUMS: tl.constexpr = False):
-    """One number a row, and `other` beyond the end. With SUMS there are whole tiles in memory."""
+def load_numbers(pointer, rows, count, other=0.0):
+    """One number a row, and `other` beyond the end."""
+    return tl.load(pointer + rows, mask=rows < count, other=other)
+
+
+@triton.jit
+def load_saved(pointer, head, start, count, ROWS: tl.constexpr, SUMS: tl.constexpr):
+    """Numbers of the queries of a head that backward is given, from `start` on: like ``load_rows``."""
+    rows = tl.arange(0, ROWS)
+    place = pointer + head * rows_in_memory(count, SUMS)
     if SUMS:
-        return tl.load(pointer + rows)
+        return tl.load((place + rows) + tl.cast(start, tl.int64))
     else:
-        return tl.load(pointer + rows, mask=rows < count, other=other)
+        return load_numbers(place, start + rows, count)
 
 
 @triton.jit
@@ -92,8 +101,8 @@ def load_parts(PARTS, head, start, count, SUMS: tl.constexpr, OF_KEYS: tl.conste
     """
     if SUMS:
         rows, slots = tl.arange(0, ROWS), tl.arange(0, SLOTS)
-        first = (head * rows_in_memory(count, True) + start) * SLOTS
-        parts = tl.load(PARTS + first + (rows[:, None] * SLOTS + slots[None, :]))
+        place = PARTS + head * rows_in_memory(count, True) * SLOTS + (rows[:, None] * SLOTS + slots[None, :])
+        parts = tl.load(place + tl.cast(start, tl.int64) * SLOTS)
         if OF_KEYS:
             parts = tl.trans(parts)
         return parts, parts, parts, parts

@@ -139,7 +139,7 @@ def slopes(
         return g * functions.inverse_root(m) * -a, sum_level, -(g * tl.sqrt(m)), g
     elif SCORE < UMBRAL:
         level, other_level = (q_level, k_level) if OF_QUERY else (k_level, q_level)
-        return _penumbral_slopes(SCORE, SUMS, OF_QUERY, g, m, terms, level, other_level, a, b, c, factor, sum_level)
+        return _penumbral_slopes(SCORE, SUMS, g, terms, level, other_level, a, b, c, factor, sum_level)
     elif SCORE < FINITE_CONE:
         height = (both + _reach(SCORE, m, difference, True)) * (a * 0.5)
         if SCORE == UMBRAL:
@@ -276,14 +276,16 @@ def _most(SUMS: tl.constexpr, h):
 
 @triton.jit
 def penumbral(
-    SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr, m, difference, both, four_y_sq, apart, h
+    SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr,
+    m, difference, both, four_y_sq, apart, level, h,
 ):  # fmt: skip
     """The terms of penumbral scores: L_own - L_other and L_q + L_k as they come; four times the squared height of the
-    lca or, where a pair has none, of the lowest light that would give one; w, 4h - w, D + apart / D and 1 / D.
+    lca or, where a pair has none, of the lowest light that would give one; and, with SLOPES, w, 4h - w, and what
+    ``_penumbral_slopes`` multiplies slopes of the squared height by, for the own level and then for m.
 
-    L are the levels of the two points, y the height of a program's own token, z that of the other, and
-    apart = z^2 - y^2. With the reach D of the pair, twice the level of the lca is w = L_q + L_k + D: so its height is
-    that of w (4h - w), while w is below 2h. Beyond, it is the radius of the semicircle through both points, whose
+    L are the levels of the two points (level that of a program's own token, y its height), z the height of the other,
+    and apart = z^2 - y^2. With the reach D of the pair, twice the level of the lca is w = L_q + L_k + D: so its height
+    is that of w (4h - w), while w is below 2h. Beyond, it is the radius of the semicircle through both points, whose
     centre is (D + apart / D) / 2 from the own one: so four times its square is (D + apart / D)^2 + 4 y^2. Where D and
     apart / D cancel, nearly all of it is 4 y^2; 4h - w is at least half of 4h.
 
@@ -302,49 +304,66 @@ def penumbral(
     twice = functions.add(both, reach, TWOS)
     rest = functions.subtract(_most(SUMS, h), twice, TWOS)
     side = functions.multiply_add(apart, inverse, distance, TWOS)
-    four_sq = functions.fma_if_larger(twice, rest, side, side, four_y_sq, functions.multiply(twice, rest, TWOS))
-    return difference, both, four_sq, twice, rest, side, inverse
+    below = functions.multiply(twice, rest, TWOS)
+    if SLOPES:
+        share = 1 / depth(level, h)
+        four_sq, rise, outward = _of_three_kinds(
+            twice, rest, m, difference, side, inverse, below, four_y_sq, _most(SUMS, h) * 0.5 * share, -share, 2 * share
+        )
+        return difference, both, four_sq, twice, rest, rise, outward
+    else:
+        return difference, both, functions.fma_if_larger(twice, rest, side, side, four_y_sq, below)
 
 
 @triton.jit
-def _rise_and_outward(twice, rest, m, difference, side, inverse, at_leaf, minus_share, twice_share):
-    """What ``_penumbral_slopes`` multiplies slopes of the squared height by, for the own level and then for m.
+def _of_three_kinds(
+    twice, rest, m, difference, side, inverse, below, four_y_sq, at_leaf, minus_share, twice_share
+):  # fmt: skip
+    """What depends on the kind of a pair, of ``penumbral``: four times the squared height, and what slopes of it are
+    multiplied by.
 
-    Below the light and without an ancestor in the pair, the first is at_leaf - share twice and the second 1 / D. Beyond
-    the light the first is 1 + a, the second share (2 - first). An ancestor and its descendant are as if a were the sign
-    of their difference: the first is 2 or 0, and so the second is 0 or does not count.
+    Below the light and without an ancestor in the pair, these are at_leaf - share twice, and 1 / D. Beyond the light
+    the first is 1 + a, the second share (2 - first). An ancestor and its descendant are as if a were the sign of their
+    difference: the first is 2 or 0, and so the second is 0 or does not count.
+
+    All at once, so that the compiler keeps fewer numbers for later, and none of the predicates, of which it has seven.
     """
     of_levels = difference * difference + TINY
     if functions.PTX:  # instructions that only some threads carry out; each of them would be three
         return tl.inline_asm_elementwise(
-            "{ .reg .pred beyond, other; setp.gt.f32 beyond, $2, $3; setp.gt.or.f32 other, $5, $4, beyond; "
-            ".reg .f32 minus; neg.f32 minus, $8; "
-            "fma.rn.f32 $0, $2, $10, $9; "
-            "@other fma.rn.f32 $0, $6, $8, 0f3F800000; "
-            "@beyond fma.rn.f32 $0, $7, minus, 0f40000000; "
-            "mov.f32 $1, $8; "
-            "@other fma.rn.f32 $1, $0, $10, $11; }",
-            "=&f,=&f,f,f,f,f,f,f,f,f,f,f",
-            [twice, rest, m, of_levels, difference, side, inverse, at_leaf, minus_share, twice_share],
-            (tl.float32, tl.float32), True, 1,
+            "{ .reg .pred beyond, other; setp.gt.f32 beyond, $3, $4; setp.gt.or.f32 other, $6, $5, beyond; "
+            ".reg .f32 minus; neg.f32 minus, $9; "
+            "mov.f32 $0, $10; "
+            "@beyond fma.rn.f32 $0, $8, $8, $11; "
+            "fma.rn.f32 $1, $3, $13, $12; "
+            "@other fma.rn.f32 $1, $7, $9, 0f3F800000; "
+            "@beyond fma.rn.f32 $1, $8, minus, 0f40000000; "
+            "mov.f32 $2, $9; "
+            "@other fma.rn.f32 $2, $1, $13, $14; }",
+            "=&f,=&f,=&f,f,f,f,f,f,f,f,f,f,f,f,f",
+            [
+                twice, rest, m, of_levels, difference, side, inverse, below, four_y_sq,
+                at_leaf, minus_share, twice_share,
+            ],
+            (tl.float32, tl.float32, tl.float32), True, 1,
         )  # fmt: skip
     else:
         beyond = twice > rest
         other = (of_levels > m) | beyond
         rise = tl.where(other, difference * inverse + 1, twice * minus_share + at_leaf)
         rise = tl.where(beyond, 2 - side * inverse, rise)
-        return rise, tl.where(other, rise * minus_share + twice_share, inverse)
+        outward = tl.where(other, rise * minus_share + twice_share, inverse)
+        return tl.where(beyond, side * side + four_y_sq, below), rise, outward
 
 
 @triton.jit
 def _penumbral_slopes(
-    SCORE: tl.constexpr, SUMS: tl.constexpr, OF_QUERY: tl.constexpr,
-    g, m, terms, level, other_level, h, gamma, inverse_h_sq, factor, sum_level,
-):  # fmt: skip
+    SCORE: tl.constexpr, SUMS: tl.constexpr, g, terms, level, other_level, h, gamma, inverse_h_sq, factor, sum_level
+):
     """Through X, four times the squared height: below the light dX/dw = 4h - 2w, for D and for both levels; beyond it,
     with a = apart / D^2, half of dX/dy^2 is 1 + a, dX/dD^2 = (1 + a) (1 - a), and dy^2/dL = 2 t, t = h - L being the
     depth: so dX/dL = 4 t (1 + a). What all pairs of a token share, 4 t, is left to ``unit``."""
-    difference, _, four_sq, twice, rest, side, inverse = terms
+    _, _, four_sq, twice, rest, rise, outward = terms
     TWOS: tl.constexpr = SUMS == IN_TENSOR_MEMORY
     if SCORE == PENUMBRAL:
         g_sq = functions.multiply(g, tl.rsqrt(four_sq) * -factor, TWOS)
@@ -360,10 +379,6 @@ def _penumbral_slopes(
         g_sq = functions.if_larger(four_sq, 4 * HEIGHT_SQ_FLOOR, g_sq, 0.0)
         for_gamma = g * tl.log(tl.maximum(four_sq * 0.25, HEIGHT_SQ_FLOOR) * inverse_h_sq) * -0.5
         more = g * (gamma / h)
-    share = 1 / depth(level, h)
-    rise, outward = _rise_and_outward(
-        twice, rest, m, difference, side, inverse, _most(SUMS, h) * 0.5 * share, -share, 2 * share
-    )
     for_level = functions.multiply(g_sq, rise, TWOS)
     for_m = functions.multiply(for_level, outward, TWOS)
     # dX/dh is 4 times twice the level of the lca, and beyond the light 4 times (1 + a) level + (1 - a) other_level.

@@ -231,8 +231,8 @@ def terms_of(
             apart = difference * (second - 2 * a)
             apart = apart if OF_QUERY else -apart
             difference = difference if OF_QUERY else -difference
-        four_y_sq = q_aux[:, None] if OF_QUERY else k_aux[None, :]
-        return scores.penumbral(SCORE, SUMS, SLOPES, m, difference, second, four_y_sq, apart, a)
+        four_y_sq, level = (q_aux[:, None], q_level[:, None]) if OF_QUERY else (k_aux[None, :], k_level[None, :])
+        return scores.penumbral(SCORE, SUMS, SLOPES, m, difference, second, four_y_sq, apart, level, a)
 
 
 @triton.jit
