@@ -112,12 +112,12 @@ for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE, *UMBRAL):
         _stages = 2 if _score in UMBRAL else 1
         BLOCKS_OF_SCORES["backward_queries", _score, torch.float16, 64] = Blocks(32, 64, 4, _stages)
         BLOCKS_OF_SCORES["backward_keys", _score, torch.float16, 64] = Blocks(64, 32, 4, 1)
-BLOCKS_OF_SCORES["backward_mask", PENUMBRAL, torch.float16, 128] = Blocks(16, 64, 8, 1)
+BLOCKS_OF_SCORES["backward_mask", PENUMBRAL, torch.float16, 128] = Blocks(16, 64, 8, 2)
 # And what they have on GPUs of other generations. Those of sm_90 multiply tiles of 64 by four warps together; those of
 # sm_100 have a memory for sums of products, from which tiles of 64 rows are read into registers whole.
 BLOCKS_OF_GPUS: dict[int, dict[tuple[str, int, torch.dtype, int], Blocks]] = {9: {}, 10: {}}
 for _generation, _blocks in BLOCKS_OF_GPUS.items():
-    for _score in (PENUMBRAL_SQ, PENUMBRAL_DISTANCE):
+    for _score in (PENUMBRAL, PENUMBRAL_SQ, PENUMBRAL_DISTANCE):
         _blocks["backward_mask", _score, torch.float16, 128] = Blocks(16, 64, 8, 1)
     for _score, _dtype in itertools.product(range(HYPERBOLOID + 1), HALVES):
         _blocks["backward_keys", _score, _dtype, 32] = Blocks(32, 64, 4, 1 if _generation == 9 else 2)
@@ -127,7 +127,8 @@ for _generation, _blocks in BLOCKS_OF_GPUS.items():
         _blocks["backward_queries", _score, torch.float32, 64] = Blocks(32, 16, 8, 1)
     _blocks["backward_queries", scores.LAPLACIAN.value, torch.float32, 128] = Blocks(16, 16, 8, 1)
 BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL, torch.bfloat16, 64] = Blocks(64, 32, 4, 1)
-BLOCKS_OF_GPUS[9]["backward_keys", PENUMBRAL_SQ, torch.float16, 64] = Blocks(16, 128, 8, 1)
+for _score in (PENUMBRAL, PENUMBRAL_SQ):
+    BLOCKS_OF_GPUS[9]["backward_keys", _score, torch.float16, 64] = Blocks(16, 128, 8, 1)
 for _score in (PENUMBRAL, PENUMBRAL_SQ, *UMBRAL):
     _stages = 2 if _score == PENUMBRAL_SQ else 1
     BLOCKS_OF_GPUS[9]["backward_queries", _score, torch.float16, 64] = Blocks(64, 32, 4, _stages)
