@@ -76,13 +76,17 @@ def _penumbral(q: Tensor, k: Tensor, score) -> Tensor:
     d_sq = torch.where(near, 1, distance.square())
     q_sq, k_sq = q_y.square()[..., :, None], k_y.square()[..., None, :]
     outside = (d_sq / 4 + (q_sq + k_sq) / 2 + (q_sq - k_sq).square() / (4 * d_sq)).sqrt()
-    return -score.gamma * torch.where(near, inside, outside)
+    height = torch.where(near, inside, outside)
+    readouts = {"height": height, "height_sq": height.square(), "distance": (height / h).log()}
+    return -score.gamma * readouts[score.readout]
 
 
 def _umbral(q: Tensor, k: Tensor, score) -> Tensor:
     sinh_r = math.sinh(score.radius)
     (q_x, q_y), (k_x, k_y) = (_psi(f, score.height_scale) for f in (q, k))
-    return -score.gamma * _lca_level(q_y * sinh_r, k_y * sinh_r, _distance(q_x, k_x)) / sinh_r
+    height = _lca_level(q_y * sinh_r, k_y * sinh_r, _distance(q_x, k_x)) / sinh_r
+    readouts = {"height": height, "height_sq": height.square(), "distance": height.log()}
+    return -score.gamma * readouts[score.readout]
 
 
 def _penumbral_finite(q: Tensor, k: Tensor, score) -> Tensor:

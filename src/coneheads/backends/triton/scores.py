@@ -277,7 +277,7 @@ def _most(SUMS: tl.constexpr, h):
 @triton.jit
 def penumbral(
     SCORE: tl.constexpr, SUMS: tl.constexpr, SLOPES: tl.constexpr,
-    m, difference, both, four_y_sq, apart, level, h,
+    m, difference, both, squares, apart, level, h,
 ):  # fmt: skip
     """The terms of penumbral scores: L_own - L_other and L_q + L_k as they come; four times the squared height of the
     lca or, where a pair has none, of the lowest light that would give one; and, with SLOPES, w, 4h - w, and what
@@ -287,7 +287,9 @@ def penumbral(
     and apart = z^2 - y^2. With the reach D of the pair, twice the level of the lca is w = L_q + L_k + D: so its height
     is that of w (4h - w), while w is below 2h. Beyond, it is the radius of the semicircle through both points, whose
     centre is (D + apart / D) / 2 from the own one: so four times its square is (D + apart / D)^2 + 4 y^2. Where D and
-    apart / D cancel, nearly all of it is 4 y^2; 4h - w is at least half of 4h.
+    apart / D cancel, nearly all of it is 4 y^2; 4h - w is at least half of 4h. float32 multiplies this out, as
+    (apart / D)^2 + D^2 + 2 (y^2 + z^2), to find the very same from both ends. squares is what is added to the first
+    square: 4 y^2, or in float32 2 (y^2 + z^2).
 
     Forward in half precision takes 1 / D of m: where that is not the square of the reach, or not above 0, one point is
     an ancestor of the other, and never beyond the light.
@@ -303,28 +305,33 @@ def penumbral(
         reach = distance
     twice = functions.add(both, reach, TWOS)
     rest = functions.subtract(_most(SUMS, h), twice, TWOS)
-    side = functions.multiply_add(apart, inverse, distance, TWOS)
+    if SUMS:
+        side = functions.multiply_add(apart, inverse, distance, TWOS)
+    else:
+        side = apart * inverse
+        squares += reach_sq(m, difference)
     below = functions.multiply(twice, rest, TWOS)
     if SLOPES:
         share = 1 / depth(level, h)
         four_sq, rise, outward = _of_three_kinds(
-            twice, rest, m, difference, side, inverse, below, four_y_sq, _most(SUMS, h) * 0.5 * share, -share, 2 * share
-        )
+            twice, rest, m, difference, side, 2.0 if SUMS else 1.0, inverse, below, squares,
+            _most(SUMS, h) * 0.5 * share, -share, 2 * share,
+        )  # fmt: skip
         return difference, both, four_sq, twice, rest, rise, outward
     else:
-        return difference, both, functions.fma_if_larger(twice, rest, side, side, four_y_sq, below)
+        return difference, both, functions.fma_if_larger(twice, rest, side, side, squares, below)
 
 
 @triton.jit
 def _of_three_kinds(
-    twice, rest, m, difference, side, inverse, below, four_y_sq, at_leaf, minus_share, twice_share
+    twice, rest, m, difference, side, most_rise, inverse, below, squares, at_leaf, minus_share, twice_share
 ):  # fmt: skip
     """What depends on the kind of a pair, of ``penumbral``: four times the squared height, and what slopes of it are
     multiplied by.
 
     Below the light and without an ancestor in the pair, these are at_leaf - share twice, and 1 / D. Beyond the light
-    the first is 1 + a, the second share (2 - first). An ancestor and its descendant are as if a were the sign of their
-    difference: the first is 2 or 0, and so the second is 0 or does not count.
+    the first is 1 + a (most_rise - side / D), the second share (2 - first). An ancestor and its descendant are as if a
+    were the sign of their difference: the first is 2 or 0, and so the second is 0 or does not count.
 
     All at once, so that the compiler keeps fewer numbers for later, and none of the predicates, of which it has seven.
     """
@@ -332,17 +339,17 @@ def _of_three_kinds(
     if functions.PTX:  # instructions that only some threads carry out; each of them would be three
         return tl.inline_asm_elementwise(
             "{ .reg .pred beyond, other; setp.gt.f32 beyond, $3, $4; setp.gt.or.f32 other, $6, $5, beyond; "
-            ".reg .f32 minus; neg.f32 minus, $9; "
-            "mov.f32 $0, $10; "
-            "@beyond fma.rn.f32 $0, $8, $8, $11; "
-            "fma.rn.f32 $1, $3, $13, $12; "
-            "@other fma.rn.f32 $1, $7, $9, 0f3F800000; "
-            "@beyond fma.rn.f32 $1, $8, minus, 0f40000000; "
-            "mov.f32 $2, $9; "
-            "@other fma.rn.f32 $2, $1, $13, $14; }",
-            "=&f,=&f,=&f,f,f,f,f,f,f,f,f,f,f,f,f",
+            ".reg .f32 minus; neg.f32 minus, $10; "
+            "mov.f32 $0, $11; "
+            "@beyond fma.rn.f32 $0, $8, $8, $12; "
+            "fma.rn.f32 $1, $3, $14, $13; "
+            "@other fma.rn.f32 $1, $7, $10, 0f3F800000; "
+            "@beyond fma.rn.f32 $1, $8, minus, $9; "
+            "mov.f32 $2, $10; "
+            "@other fma.rn.f32 $2, $1, $14, $15; }",
+            "=&f,=&f,=&f,f,f,f,f,f,f,f,f,f,f,f,f,f",
             [
-                twice, rest, m, of_levels, difference, side, inverse, below, four_y_sq,
+                twice, rest, m, of_levels, difference, side, most_rise, inverse, below, squares,
                 at_leaf, minus_share, twice_share,
             ],
             (tl.float32, tl.float32, tl.float32), True, 1,
@@ -351,9 +358,9 @@ def _of_three_kinds(
         beyond = twice > rest
         other = (of_levels > m) | beyond
         rise = tl.where(other, difference * inverse + 1, twice * minus_share + at_leaf)
-        rise = tl.where(beyond, 2 - side * inverse, rise)
+        rise = tl.where(beyond, most_rise - side * inverse, rise)
         outward = tl.where(other, rise * minus_share + twice_share, inverse)
-        return tl.where(beyond, side * side + four_y_sq, below), rise, outward
+        return tl.where(beyond, side * side + squares, below), rise, outward
 
 
 @triton.jit

@@ -227,12 +227,14 @@ def terms_of(
     else:
         if SUMS:
             apart = sum_of(3, q_sides, k_sides, WIDEN)
+            squares = q_aux[:, None] if OF_QUERY else k_aux[None, :]
         else:  # z^2 - y^2, since y^2 = level (2h - level)
             apart = difference * (second - 2 * a)
             apart = apart if OF_QUERY else -apart
             difference = difference if OF_QUERY else -difference
-        four_y_sq, level = (q_aux[:, None], q_level[:, None]) if OF_QUERY else (k_aux[None, :], k_level[None, :])
-        return scores.penumbral(SCORE, SUMS, SLOPES, m, difference, second, four_y_sq, apart, level, a)
+            squares = (q_aux[:, None] + k_aux[None, :]) * 0.5
+        level = q_level[:, None] if OF_QUERY else k_level[None, :]
+        return scores.penumbral(SCORE, SUMS, SLOPES, m, difference, second, squares, apart, level, a)
 
 
 @triton.jit
