@@ -154,6 +154,20 @@ def test_pairs_of_all_kinds_at_once(name, dtype):
 
 
 @every_dtype
+@pytest.mark.parametrize("readout", ["height", "height_sq"])
+def test_large_scores_of_pairs_without_a_common_ancestor(readout, dtype):
+    """Their digits are those of weights: in float32 all kernels find the same score, from whichever end they come."""
+    score = coneheads.Penumbral(gamma=8.0, readout=readout)
+    draws = []
+    for _ in range(6):
+        query, key = 3 * torch.randn(1, 1, 17, 24), 3 * torch.randn(1, 1, 33, 24)
+        *_, beyond = share_of_kinds(score, query, key)
+        assert beyond > 0.5
+        draws.append(([t.to(dtype) for t in (query, key, torch.randn(1, 1, 33, 5))], {}))
+    check_twice_the_error_of_plain(draws, score, ["triton"], EMULATED)
+
+
+@every_dtype
 @pytest.mark.parametrize("light_height", [0.7, 3.1])
 def test_points_at_the_light_cost_no_accuracy(light_height, dtype):
     """Their level is h but for a rounding, which must not count as a pair without a common ancestor."""
