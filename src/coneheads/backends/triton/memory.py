@@ -116,8 +116,8 @@ def load_side(
 ):
     """One of COUNT sides. Those of keys are in memory as they are multiplied, a row for each slot."""
     rows, slots = tl.arange(0, ROWS), tl.arange(0, SLOTS)
-    tokens = rows_in_memory(count, True)
-    if OF_KEYS:
+    tokens = tl.cast(rows_in_memory(count, True), tl.int64)
+    if OF_KEYS:  # from row to row it is so far that places inside of a tile are counted in 64 bits too
         first = (head * COUNT + NUMBER) * SLOTS * tokens + start
         return tl.load(SIDES + first + (slots[:, None] * tokens + rows[None, :]))
     else:
