@@ -140,13 +140,13 @@ def test_pairs_of_all_kinds_at_once(name, dtype):
     score = dataclasses.replace(score, readout=readout or "height", gamma=gamma)
     draws, found = [], []
     for _ in range(4):
-        query, key = torch.randn(1, 1, 17, 24), torch.randn(1, 1, 33, 24)
+        query, key = torch.randn(1, 1, 15, 16), torch.randn(1, 1, 20, 16)
         for tokens in (query, key):  # some far from all others, some below them
             tokens[..., :-1] *= 0.01 if cone == "umbral" else 0.1
             tokens[:, :, ::3, :-1] *= 6
             tokens[..., -1] *= 2
         found.append(share_of_kinds(score, query, key))
-        draws.append(([t.to(dtype) for t in (query, key, torch.randn(1, 1, 33, 5))], {}))
+        draws.append(([t.to(dtype) for t in (query, key, torch.randn(1, 1, 20, 5))], {}))
     ancestors, below, beyond = torch.tensor(found).mean(0)
     assert min(ancestors, below) > 0.1
     assert beyond > (0.02 if cone == "penumbral" else -1)
@@ -160,10 +160,10 @@ def test_large_scores_of_pairs_without_a_common_ancestor(readout, dtype):
     score = coneheads.Penumbral(gamma=8.0, readout=readout)
     draws = []
     for _ in range(6):
-        query, key = 3 * torch.randn(1, 1, 17, 24), 3 * torch.randn(1, 1, 33, 24)
+        query, key = 3 * torch.randn(1, 1, 15, 16), 3 * torch.randn(1, 1, 20, 16)
         *_, beyond = share_of_kinds(score, query, key)
         assert beyond > 0.5
-        draws.append(([t.to(dtype) for t in (query, key, torch.randn(1, 1, 33, 5))], {}))
+        draws.append(([t.to(dtype) for t in (query, key, torch.randn(1, 1, 20, 5))], {}))
     check_twice_the_error_of_plain(draws, score, ["triton"], EMULATED)
 
 
