@@ -42,7 +42,7 @@ class Before(NamedTuple):
 
     def programs(self, grid: Any, named: dict[str, Any]) -> int:
         (programs,) = grid(named)
-        return self.heads * programs + self.rows // named["BM"]
+        return self.heads * programs + (self.rows // named["BM"] if self.rows else 0)
 
 
 class Emulated:
