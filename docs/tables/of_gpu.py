@@ -1,5 +1,6 @@
 """What `make gpu-check` found about the Triton kernels, compiled without a GPU."""
 
+from coneheads.lab.gpu_check import Promise
 from tables import markdown_table, saved_results
 
 KERNELS = ("forward", "rows", "queries", "keys", "together")
@@ -10,12 +11,7 @@ def gpu_table() -> str:
     found = saved_results("gpu", 'make gpu-check GPU="--save docs/results/gpu.json"')
     rows = []
     for promise in found["promises"]:
-        ratios = [
-            f"{promise['by_default'][kernel]:.2f} / {promise['alike'][kernel]:.2f} ({promise['to_best'][kernel]:.2f})"
-            if kernel in promise["by_default"]
-            else ""
-            for kernel in KERNELS
-        ]
+        ratios = [Promise(**promise).shown(kernel) for kernel in KERNELS]
         rows.append([f"sm_{promise['arch']}", promise["dtype"], promise["score"], f"{promise['at_most']:g}", *ratios])
     table = markdown_table(["", "dtype", "score", "aim", *KERNELS], rows)
     plain = [line for line in found["gate"] if not line["full"]]

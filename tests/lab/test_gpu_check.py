@@ -156,6 +156,10 @@ def test_ratios_are_those_of_defaults_of_the_same_blocks_and_to_the_best_blocks_
     code, lines = table(capsys, *found[:2], found[2]._replace(instructions=1100), *found[3:])
     assert code == 1
     assert "sm_80 float16 penumbral 1.6 at most does not hold 1.50 / 1.72 (2.00)" in lines
+    # and a comparison that cannot be made does not speak for it
+    code, lines = table(capsys, *found[:2], Found(found[2].case, error="no"), *found[3:])
+    assert code == 1
+    assert "sm_80 float16 penumbral 1.6 at most does not hold 1.50 / - (2.00)" in lines
 
 
 def test_other_blocks_of_dot_product_are_compiled_and_its_default_for_cones():

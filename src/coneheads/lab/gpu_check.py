@@ -130,7 +130,9 @@ class Promise(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        return all(ratio <= self.at_most for ratios in (self.by_default, self.alike) for ratio in ratios.values())
+        """Not if one of the comparisons could not be made, either."""
+        judged = [*self.by_default.values(), *self.alike.values()]
+        return self.by_default.keys() == self.alike.keys() and max(judged) <= self.at_most
 
     def shown(self, kernel: str) -> str:
         """By default / alike (to the best)."""
